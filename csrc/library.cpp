@@ -45,7 +45,7 @@ double since(Clock::time_point begin) { return std::chrono::duration<double>(Clo
 // Bytes per second of all threads together, each reading its share of the memory repeatedly.
 double read_rate(double seconds, int64_t bytes) {
     const int64_t share = bytes / threads() / 4096 * 4096;
-    if (share < 4096) fail(GS_INVALID, "bytes is %lld, wanted at least 4096 per thread", static_cast<long long>(bytes));
+    if (share < 4096) fail(GS_INVALID, "bytes is %lld, expected at least 4096 per thread", static_cast<long long>(bytes));
     const size_t size = size_t(share) * size_t(threads());
     const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(4096, size)), std::free);
     if (!memory) throw std::bad_alloc();
@@ -85,9 +85,9 @@ double products_rate(const gs_measure_args& args) {
     const bool stream = args.what == GS_AMX_STREAM, still = args.what == GS_AMX_L1;
     const int64_t rows = still ? 32 : args.rows, stripes = stream ? args.bytes / threads() / STRIPE_BYTES : 1;
     if (rows < 32 || rows % 32 != 0 || rows > 1 << 20)
-        fail(GS_INVALID, "rows is %lld, wanted a multiple of 32, at most 2^20", static_cast<long long>(rows));
+        fail(GS_INVALID, "rows is %lld, expected a multiple of 32, at most 2^20", static_cast<long long>(rows));
     if (stripes < (stream ? 2 : 1))
-        fail(GS_INVALID, "bytes is %lld, wanted at least %lld per thread", static_cast<long long>(args.bytes),
+        fail(GS_INVALID, "bytes is %lld, expected at least %lld per thread", static_cast<long long>(args.bytes),
              static_cast<long long>(2 * STRIPE_BYTES));
     const int64_t pairs = rows / 32, share = (pairs + stripes) * STRIPE_BYTES;
     const size_t size = size_t(share) * size_t(threads());
@@ -128,7 +128,7 @@ int32_t gs_level(void) { return gs::chosen().load(); }
 gs_status gs_set_level(int32_t level) {
     return gs::guarded([&] {
         if (level < 0 || level > gs_machine_level())
-            gs::fail(GS_INVALID, "level %d, wanted 0 to %d on this machine", level, gs_machine_level());
+            gs::fail(GS_INVALID, "level %d, expected 0 to %d on this machine", level, gs_machine_level());
         gs::chosen().store(level);
     });
 }

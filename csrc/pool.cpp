@@ -200,7 +200,7 @@ struct Process {
 
 Threads::Threads(int count) : before_(wanted) {
     if (count < 1 || count > most_threads)
-        fail(GS_INVALID, "threads is %d, wanted a number from 1 to %d", count, most_threads);
+        fail(GS_INVALID, "threads is %d, expected a number from 1 to %d", count, most_threads);
     wanted = count;
 }
 
@@ -211,7 +211,7 @@ void workers_on(const int32_t* processors, const int32_t* nodes, int count) {
         CPU_ZERO(&home);
         for (int k = 0; k < count; ++k) {
             if (processors[k] < 0 || processors[k] >= CPU_SETSIZE)
-                fail(GS_INVALID, "processor %d, wanted 0 to %d", processors[k], CPU_SETSIZE - 1);
+                fail(GS_INVALID, "processor %d, expected 0 to %d", processors[k], CPU_SETSIZE - 1);
             if (nodes[k] == nodes[i]) CPU_SET(size_t(processors[k]), &home);
         }
     }

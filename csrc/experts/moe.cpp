@@ -17,7 +17,7 @@ void check_results(const gs_moe_args& args) {
                {"flags", args.flags, GS_U8}};
     for (const auto& [name, tensor, wanted] : all)
         if (tensor.dtype != GS_NONE && tensor.dtype != wanted)
-            gs::fail(GS_INTERNAL, "%s has dtype %d, wanted %d", name, tensor.dtype, wanted);
+            gs::fail(GS_INTERNAL, "%s has dtype %d, expected %d", name, tensor.dtype, wanted);
 }
 
 // Every extent is 0 or more, and whatever a kernel divides by is at least 1: SIGFPE would end the caller's process.
@@ -35,19 +35,19 @@ void check_extents(const gs_moe_args& args) {
                {"int8", args.int8, 0}};
     for (const auto& [name, value, wanted] : all)
         if (value < wanted)
-            gs::fail(GS_INVALID, "%s is %lld, wanted %lld or more", name, static_cast<long long>(value),
+            gs::fail(GS_INVALID, "%s is %lld, expected %lld or more", name, static_cast<long long>(value),
                      static_cast<long long>(wanted));
     for (int64_t s = 0; s < args.slice_count; ++s) {
         const gs_slice& slice = args.slices[s];
         if (slice.begin < 0 || slice.end < slice.begin || slice.end > args.intermediate)
-            gs::fail(GS_INVALID, "slice %lld is [%lld, %lld), wanted a part of [0, %lld)", static_cast<long long>(s),
+            gs::fail(GS_INVALID, "slice %lld is [%lld, %lld), expected a part of [0, %lld)", static_cast<long long>(s),
                      static_cast<long long>(slice.begin), static_cast<long long>(slice.end),
                      static_cast<long long>(args.intermediate));
         for (const gs_matrix* matrix : {&slice.gate, &slice.up, &slice.down}) {
             const bool scaled = matrix->format >= GS_INT8, divides = args.int8 > 0 || (scaled && matrix->cols > 0);
             if (matrix->rows < 0 || matrix->cols < 0 || (divides && matrix->group < 1))
                 gs::fail(GS_INVALID,
-                         "a matrix of slice %lld is [%lld, %lld] with %lld inputs per scale, wanted sizes of 0 or more "
+                         "a matrix of slice %lld is [%lld, %lld] with %lld inputs per scale, expected sizes of 0 or more "
                          "and at least 1 input per scale",
                          static_cast<long long>(s), static_cast<long long>(matrix->rows),
                          static_cast<long long>(matrix->cols), static_cast<long long>(matrix->group));
@@ -59,7 +59,7 @@ template <class Kernel> gs_status call(const gs_moe_args* args, Kernel kernel) {
     return gs::guarded([&] {
         if (args->size != sizeof(gs_moe_args))
             gs::fail(GS_INTERNAL,
-                     "gs_moe_args has %zu bytes, wanted %zu: library and Python code are of different versions",
+                     "gs_moe_args has %zu bytes, expected %zu: library and Python code are of different versions",
                      args->size, sizeof(gs_moe_args));
         check_extents(*args);
         check_results(*args);

@@ -21,7 +21,7 @@ void count(const gs_moe_args& args, std::vector<int64_t>& begin) {
         const int64_t id = id_at(args, route);
         if (id < -1 || id >= args.experts)
             fail(GS_INVALID,
-                 "topk_ids of row %lld, slot %lld is %lld, wanted an expert in 0..%lld, or -1 to skip the slot",
+                 "topk_ids of row %lld, slot %lld is %lld, expected an expert in 0..%lld, or -1 to skip the slot",
                  static_cast<long long>(route / args.slots), static_cast<long long>(route % args.slots),
                  static_cast<long long>(id), static_cast<long long>(args.experts - 1));
         if (id >= 0) ++begin[static_cast<size_t>(id) + 1];

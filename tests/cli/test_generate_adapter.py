@@ -112,13 +112,13 @@ def of_other_experts(tensors):
 
 @pytest.mark.parametrize("change, text", [
     ({"config": {"r": 5}}, "has rank 4 with"),
-    ({"tensors": transposed}, "are for other experts; wanted [r*"),
+    ({"tensors": transposed}, "are for other experts; expected [r*"),
     ({"tensors": renamed}, "has no place in this model"),
-    ({"tensors": of_other_experts}, "are for other experts; wanted [r*"),
+    ({"tensors": of_other_experts}, "are for other experts; expected [r*"),
     ({"config": {"target_parameters": ["block_sparse_moe.experts.w1"]}}, "which matches no parameter of this model"),
     ({"config": {"peft_type": "IA3"}}, "peft_type is 'IA3'"),
     ({"tensors": lambda tensors: dict(list(tensors.items())[:3])}, "belong together, but one is missing"),
-    ({"tensors": lambda tensors: {name: t * float("nan") for name, t in tensors.items()}}, "wanted finite floats"),
+    ({"tensors": lambda tensors: {name: t * float("nan") for name, t in tensors.items()}}, "expected finite floats"),
 ], ids=["rank", "transposed", "names", "sizes", "parameters", "kind", "truncated", "nan"])  # fmt: skip
 def test_an_adapter_that_does_not_fit_is_refused_in_one_paragraph(model, adapters, tmp_path, monkeypatch, change, text):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))

@@ -66,7 +66,7 @@ def test_a_wrong_value_in_a_config_is_a_value_error_or_makes_a_model(folder, val
         ({"hidden_size": 0}, "has 0 inputs; 1 to 4,194,304 are supported"),
         ({"num_attention_heads": 0}, "can be made of the values in config.json: ZeroDivisionError: "),
         ({"attention_bias": 3}, "config.json: model_type 'qwen3_moe' cannot be read: Validation error for field 'att"),
-        ({"dtype": {}}, "config.json: dtype is {}, wanted the name of one of torch's dtypes"),
+        ({"dtype": {}}, "config.json: dtype is {}, expected the name of one of torch's dtypes"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_named(folder, changes, message, tmp_path):

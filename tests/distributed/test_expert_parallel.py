@@ -31,20 +31,20 @@ def test_experts_over_one_dimension_and_fsdp_over_the_other_are_certified(pools)
 
 
 @pytest.mark.parametrize("mistake, error, text", [
-    ("no_placement", "TypeError", "input_layouts='rows', wanted Shard(0)"),
-    ("two_dimensions", "ValueError", 'has 2 dimensions, wanted one of them, such as mesh["ep"]'),
+    ("no_placement", "TypeError", "input_layouts='rows', expected Shard(0)"),
+    ("two_dimensions", "ValueError", 'has 2 dimensions, expected one of them, such as mesh["ep"]'),
     ("zeros_in_a_norm", "ValueError", "router_norm_x would count the zeros"),
     ("other_output", "ValueError", "results need output_layouts like input_layouts"),
     ("other_axes", "ValueError", "h has 1 axes on one rank and 2 on another"),
     ("same_ranks", "ValueError", "ignored_params=set(layer.parameters())"),
     ("sparse_fsdp", "ValueError", "OmniMoE has sparse_grad=True, but FSDP2 reduces dense gradients"),
-    ("policy", "TypeError", "mp_policy='bfloat16', wanted a torch.distributed.fsdp.MixedPrecisionPolicy"),
+    ("policy", "TypeError", "mp_policy='bfloat16', expected a torch.distributed.fsdp.MixedPrecisionPolicy"),
     ("one_rank_only", "ValueError", "is a DTensor and has a gradient on some ranks only"),
     ("other_parameters", "ValueError", "number 0 is [2] on rank 0, and [3] on rank 1"),
-    ("no_mesh", "TypeError", "mesh is of type ProcessGroup, wanted a DeviceMesh"),
+    ("no_mesh", "TypeError", "mesh is of type ProcessGroup, expected a DeviceMesh"),
     ("other_sizes", "ValueError", "number 0 is [3] torch.float32 on rank 0, and [4] torch.float32 on rank 1"),
     ("other_number", "ValueError", "rank 0 has 0 of them, and rank 1 has 1"),
-    ("no_tensors", "TypeError", "parameters has a str, wanted tensors"),
+    ("no_tensors", "TypeError", "parameters has a str, expected tensors"),
 ])  # fmt: skip
 def test_a_call_that_makes_no_sense_is_one_sentence_on_every_rank(mistake, error, text, refusals):
     for messages in refusals:

@@ -35,23 +35,23 @@ def ids_with(value, at=(3, 1)):
 
 
 BAD = {
-    "id_too_large": (dict(ids=ids_with(3)), ValueError, "topk_ids[3, 1] is 3, wanted an expert in 0..2, or -1 to"),
-    "id_too_small": (dict(ids=ids_with(-2)), ValueError, "topk_ids[3, 1] is -2, wanted an expert in 0..2, or -1 to"),
-    "ids_of_floats": (dict(ids=torch.zeros(T, K)), TypeError, "topk_ids is float32, wanted one of: int32, int64"),
-    "ids_of_bools": (dict(ids=torch.zeros(T, K) > 0), TypeError, "topk_ids is bool, wanted one of: int32, int64"),
-    "ids_of_int16": (dict(ids=ids_with(0).short()), TypeError, "topk_ids is int16, wanted one of: int32, int64"),
-    "ids_of_a_list": (dict(ids=[[0, 1]] * T), TypeError, "topk_ids is a list, wanted a torch.Tensor"),
-    "x_of_integers": (dict(x=torch.zeros(T, H, dtype=torch.int64)), TypeError, "x is int64, wanted one of: bfloat16"),
-    "x_nested": (dict(x=torch.nested.as_nested_tensor([torch.randn(2, H)] * 2)), TypeError, "x is nested, wanted"),
-    "no_x": (dict(x=None), TypeError, "x is a NoneType, wanted a torch.Tensor"),
+    "id_too_large": (dict(ids=ids_with(3)), ValueError, "topk_ids[3, 1] is 3, expected an expert in 0..2, or -1 to"),
+    "id_too_small": (dict(ids=ids_with(-2)), ValueError, "topk_ids[3, 1] is -2, expected an expert in 0..2, or -1 to"),
+    "ids_of_floats": (dict(ids=torch.zeros(T, K)), TypeError, "topk_ids is float32, expected one of: int32, int64"),
+    "ids_of_bools": (dict(ids=torch.zeros(T, K) > 0), TypeError, "topk_ids is bool, expected one of: int32, int64"),
+    "ids_of_int16": (dict(ids=ids_with(0).short()), TypeError, "topk_ids is int16, expected one of: int32, int64"),
+    "ids_of_a_list": (dict(ids=[[0, 1]] * T), TypeError, "topk_ids is a list, expected a torch.Tensor"),
+    "x_of_integers": (dict(x=torch.zeros(T, H, dtype=torch.int64)), TypeError, "x is int64, expected one of: bfloat16"),
+    "x_nested": (dict(x=torch.nested.as_nested_tensor([torch.randn(2, H)] * 2)), TypeError, "x is nested, expected"),
+    "no_x": (dict(x=None), TypeError, "x is a NoneType, expected a torch.Tensor"),
     "hidden": (dict(x=torch.randn(T, H + 1)), ShapeError, "x has hidden=9, but the base has hidden=8"),
     "tokens": (dict(x=torch.randn(T + 1, H)), ShapeError, "topk_ids and x need the same leading dimensions"),
     "k": (dict(w=torch.rand(T, K + 1)), ShapeError, "topk_weights and topk_ids need the same shape"),
-    "weights": (dict(w=torch.rand(T, K).half()), TypeError, "topk_weights is float16, wanted float32 or x's float32"),
+    "weights": (dict(w=torch.rand(T, K).half()), TypeError, "topk_weights is float16, expected float32 or x's float32"),
     "wide_weights": (dict(w=torch.rand(T, K).double()), TypeError, "topk_weights is float64, but x is float32"),
-    "base_of_three": (dict(base=(*base(), None)), TypeError, "base is a tuple of 3, wanted a PackedExperts, or"),
-    "base_of_a_tensor": (dict(base=base()[0]), TypeError, "base is a Tensor, wanted a PackedExperts, or a tuple"),
-    "base_of_a_list": (dict(base=[base()[0], [1.0]]), TypeError, "down is a list, wanted a torch.Tensor"),
+    "base_of_three": (dict(base=(*base(), None)), TypeError, "base is a tuple of 3, expected a PackedExperts, or"),
+    "base_of_a_tensor": (dict(base=base()[0]), TypeError, "base is a Tensor, expected a PackedExperts, or a tuple"),
+    "base_of_a_list": (dict(base=[base()[0], [1.0]]), TypeError, "down is a list, expected a torch.Tensor"),
     "two_dimensions": (
         dict(base=(base()[0][0], base()[1])), ShapeError, "gate_up needs three dimensions of at least 1",
     ),
@@ -62,9 +62,9 @@ BAD = {
     "bias": (
         dict(base=(*base(), torch.randn(E, I), None)), ShapeError, "gate_up_bias is not [3, 12], one row for each",
     ),
-    "lora": (dict(lora=3), TypeError, "lora is a int, wanted an experts.LoRA, or a dict of (A, B) with keys"),
+    "lora": (dict(lora=3), TypeError, "lora is a int, expected an experts.LoRA, or a dict of (A, B) with keys"),
     "key": (dict(lora={"gate_proj": pair()}), ValueError, "lora has the unknown key 'gate_proj'; known: gate, up"),
-    "no_pair": (dict(lora={"gate": pair()[0]}), TypeError, "lora['gate'] is a Tensor, wanted (A [E, r, in], B"),
+    "no_pair": (dict(lora={"gate": pair()[0]}), TypeError, "lora['gate'] is a Tensor, expected (A [E, r, in], B"),
     "lora_experts": (dict(lora={"up": pair(e=4)}), ShapeError, "up_a has experts=4, but the base has experts=3"),
     "lora_inputs": (dict(lora={"up": pair(h=7)}), ShapeError, "up_a takes 7 inputs, but up of the base takes 8"),
     "lora_outputs": (dict(lora={"up": pair(i=7)}), ShapeError, "up_b gives 7 outputs, but up of the base gives 6"),
@@ -75,13 +75,13 @@ BAD = {
     ),
     "half_a_lora": (dict(lora={"up": (pair()[0], None)}), ValueError, "up_a is given without up_b; LoRA on up needs"),
     "integer_lora": (
-        dict(lora={"up": tuple(t.int() for t in pair())}), TypeError, "up_a is int32, wanted one of: bfloat16",
+        dict(lora={"up": tuple(t.int() for t in pair())}), TypeError, "up_a is int32, expected one of: bfloat16",
     ),
-    "scaling_nan": (dict(lora={"up": pair()}, lora_scaling=torch.nan), ValueError, "lora_scaling=nan, wanted a finite"),
+    "scaling_nan": (dict(lora={"up": pair()}, lora_scaling=torch.nan), ValueError, "lora_scaling=nan, expected a"),
     "scaling_inf": (
-        dict(lora={"up": pair()}, lora_scaling={"up": -torch.inf}), ValueError, "lora_scaling['up']=-inf, wanted a fin",
+        dict(lora={"up": pair()}, lora_scaling={"up": -torch.inf}), ValueError, "lora_scaling['up']=-inf, expected a",
     ),
-    "scaling": (dict(lora={"up": pair()}, lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, wanted"),
+    "scaling": (dict(lora={"up": pair()}, lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, expected"),
     "scaling_keys": (
         dict(lora={"up": pair()}, lora_scaling={"gate": 1.0}), ValueError, "lora_scaling and lora differ in the key",
     ),
@@ -89,13 +89,13 @@ BAD = {
         dict(lora=experts.LoRA(E, H, I), lora_scaling=2.0), ValueError, "an experts.LoRA has its own scales",
     ),
     "activation": (dict(activation="swiglu"), ValueError, "activation='swiglu' is unknown; choose one of: 'silu'"),
-    "limit": (dict(limit=-1.0), ValueError, "limit=-1.0, wanted a number of at least 0.0"),
-    "limit_of_text": (dict(limit="7"), TypeError, "limit='7' is of type str, wanted a number"),
-    "alpha": (dict(alpha=None), TypeError, "alpha=None is of type NoneType, wanted a number"),
-    "alpha_that_is_none": (dict(alpha=float("nan")), ValueError, "alpha=nan, wanted a finite number"),
-    "limit_of_words": (dict(limit="7"), TypeError, "limit='7' is of type str, wanted a number"),
-    "scaling_without_lora": (dict(lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, wanted a number"),
-    "half_a_pair": (dict(lora={"up": pair()[:1]}), TypeError, "lora['up'] is a tuple of 1, wanted (A [E, r, in], B"),
+    "limit": (dict(limit=-1.0), ValueError, "limit=-1.0, expected a number of at least 0.0"),
+    "limit_of_text": (dict(limit="7"), TypeError, "limit='7' is of type str, expected a number"),
+    "alpha": (dict(alpha=None), TypeError, "alpha=None is of type NoneType, expected a number"),
+    "alpha_that_is_none": (dict(alpha=float("nan")), ValueError, "alpha=nan, expected a finite number"),
+    "limit_of_words": (dict(limit="7"), TypeError, "limit='7' is of type str, expected a number"),
+    "scaling_without_lora": (dict(lora_scaling="2"), TypeError, "lora_scaling='2' is of type str, expected a number"),
+    "half_a_pair": (dict(lora={"up": pair()[:1]}), TypeError, "lora['up'] is a tuple of 1, expected (A [E, r, in], B"),
     "compute": (dict(compute="fp8"), ValueError, "compute='fp8' is unknown; choose one of: 'float', 'int8'"),
     "int8_of_floats": (
         dict(compute="int8"), ValueError,
@@ -119,7 +119,7 @@ def test_the_error_for_a_bad_id_gives_its_index_in_the_callers_tensor(name):
     ids[1, 2, 0] = 7
     arguments = (torch.randn(2, 3, H), ids, *([torch.rand(2, 3, 2)] if name == "moe" else []))
     base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
-    with pytest.raises(ValueError, match=rf"experts.{name}: topk_ids\[1, 2, 0\] is 7, wanted an expert in 0..2"):
+    with pytest.raises(ValueError, match=rf"experts.{name}: topk_ids\[1, 2, 0\] is 7, expected an expert in 0..2"):
         getattr(experts, name)(*arguments, base)
 
 

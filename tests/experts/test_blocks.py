@@ -136,11 +136,11 @@ def test_saving_blocks_writes_the_same_file_as_saving_the_base(tmp_path):
 
 
 WRONG = {
-    "short": (lambda rows: rows[:, :64].contiguous(), ShapeError, r"blocks is \[3, 64\], wanted \[E, bytes\], bytes"),
-    "flat": (lambda rows: rows.view(-1), ShapeError, r"wanted \[E, bytes\]"),
+    "short": (lambda rows: rows[:, :64].contiguous(), ShapeError, r"blocks is \[3, 64\], expected \[E, bytes\], bytes"),
+    "flat": (lambda rows: rows.view(-1), ShapeError, r"expected \[E, bytes\]"),
     "odd": (lambda rows: rows[:, :-8].contiguous(), ShapeError, "a multiple of 64"),
     "apart": (lambda rows: rows[::2], ValueError, "blocks is not contiguous"),
-    "dtype": (lambda rows: rows.view(torch.int8), TypeError, "blocks is int8, wanted one of: uint8"),
+    "dtype": (lambda rows: rows.view(torch.int8), TypeError, "blocks is int8, expected one of: uint8"),
 }  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def test_blocks_of_a_wrong_shape_or_dtype_are_refused(wrong, kind, text):
 
 def test_block_refuses_an_expert_out_of_range():
     base = packed()
-    with pytest.raises(IndexError, match=r"expert=3, wanted 0..2"):
+    with pytest.raises(IndexError, match=r"expert=3, expected 0..2"):
         base.block(3)
     with pytest.raises(TypeError, match="expert=True is of type bool"):
         base.block(True)

@@ -103,5 +103,5 @@ def test_the_library_refuses_results_with_another_element_size(call, monkeypatch
     monkeypatch.setattr(
         torch, "empty", lambda *size, dtype, **kind: true(*size, dtype=narrow.get(dtype, dtype), **kind)
     )
-    with pytest.raises(RuntimeError, match="rows has dtype 2, wanted 1"):
+    with pytest.raises(RuntimeError, match="rows has dtype 2, expected 1"):
         experts.slots(x, ids, base, backend="native")

@@ -90,7 +90,7 @@ def wrong(change, projection, part, form="int4_asym"):
 @pytest.mark.parametrize(
     "form, projection, part, change, error, message",
     [
-        ("int4_asym", 0, 0, lambda t: t.view(torch.int8), TypeError, "gate's codes is int8, wanted one of: uint8"),
+        ("int4_asym", 0, 0, lambda t: t.view(torch.int8), TypeError, "gate's codes is int8, expected one of: uint8"),
         ("int4_asym", 1, 1, lambda t: t[:, :, :1], ShapeError, "up's scales of expert 0 is .32, 1., but codes"),
         ("int4_asym", 2, 2, lambda t: t + 16, ValueError, "down's zeros of expert 0 is .* a zero point is in 0..15"),
         ("int4_asym", 2, 1, lambda t: t * float("nan"), ValueError, "down's scales of expert 0 is nan at .0, 0."),
@@ -113,6 +113,6 @@ def test_formats_without_scales_and_unknown_ones_are_refused():
             from_codes(*q, format=form)
     with pytest.raises(ValueError, match="takes no group_size, got 64"):
         from_codes(*q, format="mxfp4", group_size=64)
-    with pytest.raises(TypeError, match=r"gate is a tuple of 1, wanted a tuple \(codes, scales\)"):
+    with pytest.raises(TypeError, match=r"gate is a tuple of 1, expected a tuple \(codes, scales\)"):
         from_codes(*((codes,) for codes, _ in q), format="int8")
     assert nibbles(torch.tensor([1, 2], dtype=torch.uint8)).item() == 0x21  # the even input in the low nibble

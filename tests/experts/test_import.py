@@ -202,10 +202,10 @@ def swapped(t):
 NAN, INF = float("nan"), float("inf")
 K2, AWQ, FP8, MX = ((importer, layer) for importer, layer, _ in LAYERS)
 WRONG = [
-    (*K2, 0, 0, torch.Tensor.float, TypeError, "gate's weight_packed is float32, wanted one of: int32"),
-    (*K2, 1, 0, lambda t: t.view(torch.uint8), TypeError, "up's weight_packed is uint8, wanted one of: int32"),
-    (*K2, 2, 1, torch.Tensor.double, TypeError, "down's weight_scale is float64, wanted one of: bfloat16, float16,"),
-    (*K2, 2, 1, lambda t: None, TypeError, "down's weight_scale is None, wanted a tensor [E, out, in/group], or E"),
+    (*K2, 0, 0, torch.Tensor.float, TypeError, "gate's weight_packed is float32, expected one of: int32"),
+    (*K2, 1, 0, lambda t: t.view(torch.uint8), TypeError, "up's weight_packed is uint8, expected one of: int32"),
+    (*K2, 2, 1, torch.Tensor.double, TypeError, "down's weight_scale is float64, expected one of: bfloat16, float16,"),
+    (*K2, 2, 1, lambda t: None, TypeError, "down's weight_scale is None, expected a tensor [E, out, in/group], or E"),
     (
         *K2,
         0,
@@ -217,14 +217,14 @@ WRONG = [
     (*K2, 0, 1, lambda t: t[:1], ShapeError, "weight_packed has experts=2, but gate's weight_scale has experts=1"),
     (*K2, 1, 1, torch.Tensor.float, TypeError, "up's scales are torch.float32, but gate's torch.bfloat16"),
     (*K2, 1, 1, put(NAN, 1, 3, 0), ValueError, "up's weight_scale of expert 1 is nan at [3, 0]"),
-    (*K2, 2, 0, lambda t: t[0], ShapeError, "down's weight_packed is [64, 4], wanted [E, out, in/8]"),
+    (*K2, 2, 0, lambda t: t[0], ShapeError, "down's weight_packed is [64, 4], expected [E, out, in/8]"),
     (
         *AWQ,
         0,
         1,
         lambda t: None,
         TypeError,
-        "gate's qzeros is None, wanted a tensor [E, in/group, out/8], or E tensors ",
+        "gate's qzeros is None, expected a tensor [E, in/group, out/8], or E tensors ",
     ),
     (
         *AWQ,
@@ -234,7 +234,7 @@ WRONG = [
         TypeError,
         "for (weight_packed, weight_scale), without zeros, use experts.from_k2",
     ),
-    (*AWQ, 0, 2, torch.Tensor.bfloat16, TypeError, "gate's scales is bfloat16, wanted one of: float16"),
+    (*AWQ, 0, 2, torch.Tensor.bfloat16, TypeError, "gate's scales is bfloat16, expected one of: float16"),
     (*AWQ, 2, 1, swapped, ShapeError, "down's qzeros of expert 0 is [8, 2], but qweight [32, 8] needs [2, 8]"),
     (*AWQ, 0, 0, swapped, ShapeError, "gate's scales of expert 0 is [4, 32], but qweight [4, 64] needs"),
     (*AWQ, 2, 2, put(INF, 0, 1, 5), ValueError, "down's scales of expert 0 is inf at [1, 5]; weights and scales must"),
@@ -244,7 +244,7 @@ WRONG = [
         0,
         torch.Tensor.float,
         TypeError,
-        "float32, wanted one of: float8_e4m3fn; for unquantised weights use",
+        "float32, expected one of: float8_e4m3fn; for unquantised weights use",
     ),
     (
         *FP8,
@@ -252,9 +252,9 @@ WRONG = [
         0,
         lambda t: t.view(torch.float8_e5m2),
         TypeError,
-        "up's weight is float8_e5m2, wanted one of: float8_e4",
+        "up's weight is float8_e5m2, expected one of: float8_e4",
     ),
-    (*FP8, 1, 1, torch.Tensor.bfloat16, TypeError, "up's weight_scale_inv is bfloat16, wanted one of: float32"),
+    (*FP8, 1, 1, torch.Tensor.bfloat16, TypeError, "up's weight_scale_inv is bfloat16, expected one of: float32"),
     (*FP8, 2, 1, swapped, ShapeError, "weight_scale_inv of expert 0 is [2, 3], but weight [257, 130] needs [3, 2]"),
     (
         *FP8,
@@ -271,19 +271,19 @@ WRONG = [
         0,
         lambda t: t[:, :, :129],
         ShapeError,
-        "is gate [130, 257], up [130, 257], down [257, 129] as [out, in], w",
+        "is gate [130, 257], up [130, 257], down [257, 129] as [out, in], expected",
     ),
-    (*MX, None, 0, lambda t: t.flatten(2), ShapeError, "gate_up_blocks is [2, 64, 32], wanted [E, 2I, H/32, 16]"),
+    (*MX, None, 0, lambda t: t.flatten(2), ShapeError, "gate_up_blocks is [2, 64, 32], expected [E, 2I, H/32, 16]"),
     (
         *MX,
         None,
         2,
         lambda t: t[..., :8],
         ShapeError,
-        "down_blocks of expert 0 is [64, 1, 8], wanted 16 bytes at the end",
+        "down_blocks of expert 0 is [64, 1, 8], expected 16 bytes at the end",
     ),
-    (*MX, None, 3, lambda t: None, TypeError, "down_scales is None, wanted a tensor [E, H, I/32]"),
-    (*MX, None, 1, torch.Tensor.float, TypeError, "gate_up_scales is float32, wanted one of: uint8"),
+    (*MX, None, 3, lambda t: None, TypeError, "down_scales is None, expected a tensor [E, H, I/32]"),
+    (*MX, None, 1, torch.Tensor.float, TypeError, "gate_up_scales is float32, expected one of: uint8"),
     (*MX, None, 1, put(255, 1, 3, 1), ValueError, "gate_up_scales of expert 1 is 255, the NaN of E8M0, at [3, 1]"),
     (
         *MX,
@@ -309,12 +309,12 @@ def test_the_error_names_the_wrong_tensor(importer, layer, projection, part, cha
 def test_the_two_int4_layouts_are_not_confused():
     k2, awq = k2_layer()[0], awq_layer()[0]
     with pytest.raises(
-        TypeError, match=r"from_awq: gate is a tuple of 2, wanted a tuple \(qweight, qzeros, scales\); "
+        TypeError, match=r"from_awq: gate is a tuple of 2, expected a tuple \(qweight, qzeros, scales\); "
     ):
         from_awq(*k2)
-    with pytest.raises(TypeError, match="from_k2: gate is a tuple of 3, wanted a tuple .*use experts.from_awq"):
+    with pytest.raises(TypeError, match="from_k2: gate is a tuple of 3, expected a tuple .*use experts.from_awq"):
         from_k2(*awq)
-    with pytest.raises(TypeError, match="from_awq: gate is a Tensor, wanted a tuple"):
+    with pytest.raises(TypeError, match="from_awq: gate is a Tensor, expected a tuple"):
         from_awq(k2[0][0], k2[1][0], k2[2][0])
     square, _ = k2_layer(16, torch.float16, ((64, 64),) * 3)  # both layouts have the same shapes except for the scales
     zeros = torch.zeros(E, 4, 8, dtype=torch.int32)
@@ -343,15 +343,15 @@ def test_the_error_for_an_invalid_group_size_lists_sizes_that_would_work(group):
 
 
 def test_wrong_options_are_refused():
-    with pytest.raises(ValueError, match="from_k2: partitions=65537, wanted at most 65536"):
+    with pytest.raises(ValueError, match="from_k2: partitions=65537, expected at most 65536"):
         from_k2(*k2_layer()[0], partitions=65537)
-    with pytest.raises(TypeError, match="from_k2: group_size=None, wanted an int"):
+    with pytest.raises(TypeError, match="from_k2: group_size=None, expected an int"):
         from_k2(*k2_layer()[0], group_size=None)
-    with pytest.raises(ValueError, match="from_k2: partitions=0, wanted"):
+    with pytest.raises(ValueError, match="from_k2: partitions=0, expected"):
         from_k2(*k2_layer()[0], partitions=0)
     with pytest.raises(TypeError, match="from_mxfp4: interleaved='yes' is a str"):
         from_mxfp4(*mxfp4_layer()[0], interleaved="yes")
-    with pytest.raises(ShapeError, match=r"from_mxfp4: down_bias is \[2, 5\], wanted \[2, 64\]"):
+    with pytest.raises(ShapeError, match=r"from_mxfp4: down_bias is \[2, 5\], expected \[2, 64\]"):
         from_mxfp4(*mxfp4_layer()[0], down_bias=torch.zeros(E, 5))
     odd, _ = mxfp4_layer()
     with pytest.raises(ShapeError, match="gate_up_blocks of expert 0 has 63 rows, not an even number"):

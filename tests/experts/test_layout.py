@@ -279,7 +279,7 @@ def test_the_text_of_a_layout():
         ("int4:64x1024x512:g32:e8m0:0,512", "int4 has no scales in torch.uint8"),
         ("int4:64x1024x512:g32:bf16:0,500", "cuts=(0, 500) do not rise from 0 to 512"),
         ("int4:64x1024x512:g32:bf16:0,48,512", "not multiples of the group size 32"),
-        ("int4:0x1024x512:g32:bf16:0,512", "num_experts=0, wanted at least 1"),
+        ("int4:0x1024x512:g32:bf16:0,512", "num_experts=0, expected at least 1"),
     ],
 )
 def test_the_error_for_a_wrong_text_names_the_mistake(text, says):

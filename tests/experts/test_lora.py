@@ -118,16 +118,16 @@ def test_merging_changes_neither_weights_nor_factors():
 
 
 WRONG = {
-    "experts": (dict(num_experts=0), ValueError, "experts.LoRA: num_experts=0, wanted at least 1"),
-    "size": (dict(hidden_size=2.0), TypeError, "experts.LoRA: hidden_size=2.0 is of type float, wanted a whole number"),
-    "rank": (dict(rank=0), ValueError, "experts.LoRA: rank of gate=0, wanted at least 1"),
+    "experts": (dict(num_experts=0), ValueError, "experts.LoRA: num_experts=0, expected at least 1"),
+    "size": (dict(hidden_size=2.0), TypeError, "experts.LoRA: hidden_size=2.0 is of type float, expected a whole"),
+    "rank": (dict(rank=0), ValueError, "experts.LoRA: rank of gate=0, expected at least 1"),
     "ranks": (dict(rank={"gate": 2}), ValueError, "rank and targets differ in 'down'; targets are gate, up, down"),
-    "alpha_nan": (dict(alpha=torch.nan), ValueError, "experts.LoRA: alpha of gate=nan, wanted a finite number"),
-    "alpha": (dict(alpha="8"), TypeError, "experts.LoRA: alpha of gate='8' is of type str, wanted a number"),
+    "alpha_nan": (dict(alpha=torch.nan), ValueError, "experts.LoRA: alpha of gate=nan, expected a finite number"),
+    "alpha": (dict(alpha="8"), TypeError, "experts.LoRA: alpha of gate='8' is of type str, expected a number"),
     "target": (dict(targets=("gate", "q_proj")), ValueError, "target 'q_proj' is unknown; known: gate, up, down"),
-    "targets": (dict(targets="gate"), TypeError, "targets='gate', wanted a sequence of: gate, up, down"),
-    "dropout": (dict(dropout=1.0), ValueError, "dropout=1.0, wanted a probability of at least 0 and below 1"),
-    "dtype": (dict(dtype=torch.int8), TypeError, "dtype=torch.int8, wanted a floating-point dtype"),
+    "targets": (dict(targets="gate"), TypeError, "targets='gate', expected a sequence of: gate, up, down"),
+    "dropout": (dict(dropout=1.0), ValueError, "dropout=1.0, expected a probability of at least 0 and below 1"),
+    "dtype": (dict(dtype=torch.int8), TypeError, "dtype=torch.int8, expected a floating-point dtype"),
     "shared": (dict(shared_a=True, targets=("gate",)), ValueError, "shared_a=True needs gate and up among the targets"),
     "shared_ranks": (
         dict(shared_a=True, rank={"gate": 1, "up": 2, "down": 1}), ValueError, "got gate of rank 1, up of rank 2, down",
@@ -143,5 +143,5 @@ def test_the_error_names_the_invalid_option(options, kind, text):
 
 
 def test_merging_refuses_weights_of_other_sizes():
-    with pytest.raises(ShapeError, match=r"merge_into: down is \[3, 8, 7\], wanted \[3, 8, 6\]"):
+    with pytest.raises(ShapeError, match=r"merge_into: down is \[3, 8, 7\], expected \[3, 8, 6\]"):
         make().merge_into(torch.randn(E, 2 * I, H), torch.randn(E, H, I + 1))

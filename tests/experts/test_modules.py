@@ -60,7 +60,7 @@ def test_a_lora_of_other_sizes_is_refused(base):
         ValueError, match="lora has num_experts=3, hidden_size=16, intermediate_size=9, but the base has"
     ):
         experts.Experts(base, experts.LoRA(E, H, I + 1))
-    with pytest.raises(TypeError, match="experts.Experts: lora is a dict, wanted an experts.LoRA or None"):
+    with pytest.raises(TypeError, match="experts.Experts: lora is a dict, expected an experts.LoRA or None"):
         experts.Experts(base, {"gate": None})
 
 
@@ -89,8 +89,8 @@ def test_dropout_works_under_compilation(base):
 
 @pytest.mark.parametrize("options, text", [
     ({"activation": "nope"}, "activation='nope' is unknown; choose one of: 'silu'"),
-    ({"limit": -3}, "limit=-3.0, wanted a number of at least 0.0"),
-    ({"alpha": float("inf")}, "alpha=inf, wanted a finite number"),
+    ({"limit": -3}, "limit=-3.0, expected a number of at least 0.0"),
+    ({"alpha": float("inf")}, "alpha=inf, expected a finite number"),
     ({"backend": "zzz"}, "backend='zzz' is unknown; choose one of: 'auto'"),
 ])  # fmt: skip
 def test_the_constructor_refuses_invalid_options(base, options, text):

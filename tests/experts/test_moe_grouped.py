@@ -121,8 +121,8 @@ def test_torchs_grouped_product_gives_the_same_result_as_the_loop(on_cpu, call):
 
 WRONG = {
     "packed": ({"base": "packed"}, r"the base is packed \(int8\); on a GPU it must be plain bfloat16 tensors"),
-    "float32": ({"x": torch.float32}, "x is float32, wanted bfloat16"),
-    "odd": ({"base": "odd"}, "the base has hidden=16 and intermediate=7, wanted multiples of 8"),
+    "float32": ({"x": torch.float32}, "x is float32, expected bfloat16"),
+    "odd": ({"base": "odd"}, "the base has hidden=16 and intermediate=7, expected multiples of 8"),
 }
 
 

@@ -267,24 +267,24 @@ META = "__metadata__"
 DAMAGE = [
     (lambda h: h.pop("up.scales"), "the tensor 'up.scales' is missing"),
     (lambda h: h.update(extra=h["up.scales"]), "there is no tensor 'extra' in the format int4"),
-    (setter("up.codes", "dtype", value="I8"), "up.codes has dtype 'I8', wanted 'U8'"),
-    (setter("up.codes", "shape", value=[2, 96, 33]), "up.codes has shape [2, 96, 33], wanted [2, 96, 32]"),
-    (setter("up.codes", "data_offsets", value=[0, 5]), "up.codes has 5 bytes by its data_offsets, wanted 6144"),
+    (setter("up.codes", "dtype", value="I8"), "up.codes has dtype 'I8', expected 'U8'"),
+    (setter("up.codes", "shape", value=[2, 96, 33]), "up.codes has shape [2, 96, 33], expected [2, 96, 32]"),
+    (setter("up.codes", "data_offsets", value=[0, 5]), "up.codes has 5 bytes by its data_offsets, expected 6144"),
     (setter("up.codes", "data_offsets", value=[-6144, 0]), "up.codes begins before the first tensor"),
     (setter("up.codes", "data_offsets", value=[10**12, 10**12 + 6144]), "up.codes is truncated"),
     (setter("up.codes", "data_offsets", value="all"), "the header's entry of 'up.codes' is not a dtype, a shape and"),
     (setter("up.codes", value=None), "the header's entry of 'up.codes' is not a dtype, a shape and two data_offsets"),
-    (setter("down_bias", "dtype", value="I64"), "down_bias has dtype 'I64', wanted F32, BF16 or F16"),
-    (setter(META, "format", value="int5"), "the metadata's 'format' is 'int5', wanted one of 'fp32', 'bf16'"),
+    (setter("down_bias", "dtype", value="I64"), "down_bias has dtype 'I64', expected F32, BF16 or F16"),
+    (setter(META, "format", value="int5"), "the metadata's 'format' is 'int5', expected one of 'fp32', 'bf16'"),
     (setter(META, "scale_dtype", value="e8m0"), "its metadata is inconsistent (Layout: int4 has no scales in"),
-    (setter(META, "scale_dtype", value=[]), "the metadata's 'scale_dtype' is [], wanted one of 'fp32'"),
-    (setter(META, "num_experts", value="0"), "the metadata's 'num_experts' is '0', wanted a number of at least 1"),
-    (setter(META, "num_experts", value=2), "the metadata's 'num_experts' is 2, wanted"),
+    (setter(META, "scale_dtype", value=[]), "the metadata's 'scale_dtype' is [], expected one of 'fp32'"),
+    (setter(META, "num_experts", value="0"), "the metadata's 'num_experts' is '0', expected a number of at least 1"),
+    (setter(META, "num_experts", value=2), "the metadata's 'num_experts' is 2, expected"),
     (setter(META, "hidden_size", value="65"), "its metadata is inconsistent (Layout: group_size=32 does not divide"),
     (setter(META, "intermediate_size", value="9" * 99), "the metadata's 'intermediate_size' is '999"),
-    (setter(META, "partitions", value="99999"), "the metadata's 'partitions' is 99999, wanted at most 65536"),
+    (setter(META, "partitions", value="99999"), "the metadata's 'partitions' is 99999, expected at most 65536"),
     (setter(META, "group_size", value=""), "its metadata is inconsistent (Layout: group_size=None"),
-    (lambda h: h[META].pop("group_size"), "the metadata's 'group_size' is None, wanted"),
+    (lambda h: h[META].pop("group_size"), "the metadata's 'group_size' is None, expected"),
     (lambda h: h[META].pop("crc32 up.codes"), "the bytes of up.codes have changed"),
 ]  # fmt: skip
 
@@ -316,7 +316,7 @@ def test_changing_any_byte_raises_or_changes_nothing(saved):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"partitions": 0}, "partitions=0, wanted"), ({"nodes": [0, 0]}, "nodes=")]
+    ("options", "says"), [({"partitions": 0}, "partitions=0, expected"), ({"nodes": [0, 0]}, "nodes=")]
 )
 def test_wrong_options_are_refused(saved, options, says):
     with pytest.raises(ValueError, match="PackedExperts.load: " + says):

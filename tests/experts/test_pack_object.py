@@ -122,7 +122,7 @@ def test_moving_to_another_device_gives_another_base():
 
 @pytest.mark.parametrize("wrong", [torch.int8, torch.float8_e4m3fn, "float32"])
 def test_unpack_refuses_dtypes_other_than_floats(wrong):
-    with pytest.raises(TypeError, match="unpack: dtype=.*wanted torch.float32"):
+    with pytest.raises(TypeError, match="unpack: dtype=.*expected torch.float32"):
         base_of().unpack(wrong)
 
 
@@ -215,12 +215,12 @@ def test_neighbouring_slices_share_a_node(monkeypatch):
 @pytest.mark.parametrize(
     ("partitions", "nodes", "error", "says"),
     [
-        (0, None, ValueError, "PackedExperts.partition: partitions=0, wanted a whole number of at least 1"),
-        (1, 0, TypeError, "nodes=0 is an int, wanted a list with a node for each slice"),
-        (65537, None, ValueError, "partitions=65537, wanted at most 65536"),
-        (1, [0.0], TypeError, "nodes=[0.0] holds a float, wanted the number of a node"),
-        (1, [False], TypeError, "nodes=[False] holds a bool, wanted the number of a node"),
-        (2, [0], ValueError, "nodes=[0] has 1 entries, wanted one for each of 2 slices"),
+        (0, None, ValueError, "PackedExperts.partition: partitions=0, expected a whole number of at least 1"),
+        (1, 0, TypeError, "nodes=0 is an int, expected a list with a node for each slice"),
+        (65537, None, ValueError, "partitions=65537, expected at most 65536"),
+        (1, [0.0], TypeError, "nodes=[0.0] holds a float, expected the number of a node"),
+        (1, [False], TypeError, "nodes=[False] holds a bool, expected the number of a node"),
+        (2, [0], ValueError, "nodes=[0] has 1 entries, expected one for each of 2 slices"),
         (2, [0, 999], ValueError, "nodes=[0, 999]: this machine has no node 999; it has ["),
         (True, None, TypeError, "partitions=True is a bool"),
     ],

@@ -61,10 +61,10 @@ def test_inputs_that_require_a_gradient_are_refused():
 
 
 WRONG = {
-    "shape": (dict(out=torch.empty(T, H)), ShapeError, r"out is \[5, 8\], wanted \[5, 2, 8\]"),
-    "dtype": (dict(flags=torch.empty(T, K)), TypeError, "flags is float32, wanted one of: uint8"),
+    "shape": (dict(out=torch.empty(T, H)), ShapeError, r"out is \[5, 8\], expected \[5, 2, 8\]"),
+    "dtype": (dict(flags=torch.empty(T, K)), TypeError, "flags is float32, expected one of: uint8"),
     "strides": (dict(out=torch.empty(T, H, K).mT), ValueError, "out is not contiguous"),
-    "kind": (dict(out=[0.0]), TypeError, "out is a list, wanted a torch.Tensor"),
+    "kind": (dict(out=[0.0]), TypeError, "out is a list, expected a torch.Tensor"),
 }
 
 

@@ -110,7 +110,7 @@ def strange():
         ),
         (
             lambda: experts(gate_up_proj=nn.Parameter(torch.ones(3))),
-            r"gate_up_proj is Parameter \[3\], wanted one tensor",
+            r"gate_up_proj is Parameter \[3\], expected one tensor",
         ),
         (lambda: experts(gate_up_proj=None), "gate_up_proj is none"),
         (lambda: experts(gate_up_proj=nn.Parameter(torch.ones(4, 4, 4, dtype=torch.uint8), False)), "torch.uint8"),

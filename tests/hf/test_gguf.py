@@ -251,8 +251,8 @@ def test_a_file_with_altered_bytes_in_its_header_ends_in_one_sentence_or_is_read
     "key, value, message",
     [
         ("qwen3moe.block_count", 2**30, "says 1073741824 layers, but its tensors belong to 1"),
-        ("qwen3moe.expert_count", 0, "says expert_count 0, wanted a whole number of at least 1"),
-        ("qwen3moe.attention.key_length", 0, "says attention.key_length 0, wanted a whole number"),
+        ("qwen3moe.expert_count", 0, "says expert_count 0, expected a whole number of at least 1"),
+        ("qwen3moe.attention.key_length", 0, "says attention.key_length 0, expected a whole number"),
     ],
 )
 def test_sizes_of_which_no_model_can_be_made_are_refused(key, value, message, tmp_path):

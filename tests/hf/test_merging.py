@@ -166,7 +166,7 @@ def test_survival_is_the_ratio_of_norms_and_the_share_along_the_adapter():
 
 
 @pytest.mark.parametrize("change, text", [
-    ({"format": "int3"}, "format='int3', wanted one of auto, bf16"),
+    ({"format": "int3"}, "format='int3', expected one of auto, bf16"),
     ({"model": "adapter"}, "no config.json"),
     ({"adapter": "base"}, "has no adapter_config.json"),
     ({"output": "base"}, "exists and is not an empty folder"),

@@ -85,11 +85,11 @@ def test_alpha_that_is_not_a_vector_of_three():
     says(
         ShapeError,
         lambda: pre(alpha=torch.tensor(1.0)),
-        "mhc.pre: alpha has 0 dimensions, wanted 1",
+        "mhc.pre: alpha has 0 dimensions, expected 1",
         *shapes(alpha="[]"),
         "alpha = [pre, post, res]",
     )
-    says(TypeError, lambda: pre(alpha=1.0), "mhc.pre: alpha is a float, wanted a tensor [3]")
+    says(TypeError, lambda: pre(alpha=1.0), "mhc.pre: alpha is a float, expected a tensor [3]")
     says(
         TypeError,
         lambda: pre(alpha=tuple(ALPHA)),
@@ -102,7 +102,7 @@ def test_bias_in_the_layout_of_transformer_engine():
     says(
         ShapeError,
         lambda: pre(bias=BIAS[None]),
-        "mhc.pre: bias has 2 dimensions, wanted 1",
+        "mhc.pre: bias has 2 dimensions, expected 1",
         *shapes(bias="[1, 24]"),
         "use mhc.from_te or bias.squeeze(0)",
     )
@@ -118,46 +118,46 @@ def test_gamma_of_one_stream_or_transposed():
 
 def test_dtypes():
     floats = "bfloat16, float16, float32, float64"
-    says(TypeError, lambda: pre(x=X.int()), f"mhc.pre: x is int32, wanted one of: {floats}")
-    says(TypeError, lambda: pre(phi=PHI.int()), f"mhc.pre: phi is int32, wanted one of: {floats}")
+    says(TypeError, lambda: pre(x=X.int()), f"mhc.pre: x is int32, expected one of: {floats}")
+    says(TypeError, lambda: pre(phi=PHI.int()), f"mhc.pre: phi is int32, expected one of: {floats}")
     fp8 = PHI.to(torch.float8_e4m3fn).requires_grad_()
-    says(TypeError, lambda: pre(phi=fp8), f"mhc.pre: phi is float8_e4m3fn, wanted one of: {floats}")
+    says(TypeError, lambda: pre(phi=fp8), f"mhc.pre: phi is float8_e4m3fn, expected one of: {floats}")
     says(
         TypeError,
         lambda: pre(phi=PHI.double()),
         "mhc.pre: phi is float64, but x is float32",
         "use phi.float() or x.double()",
     )
-    full = "wanted float32"
+    full = "expected float32"
     says(TypeError, lambda: pre(alpha=ALPHA.bfloat16()), f"mhc.pre: alpha is bfloat16, {full}")
     says(TypeError, lambda: pre(gamma=torch.ones(28).half()), f"mhc.pre: gamma is float16, {full}")
     says(TypeError, lambda: post(h_post=H_POST.bfloat16()), f"mhc.post: h_post is bfloat16, {full}")
     says(TypeError, lambda: post(h_res=H_RES.double()), f"mhc.post: h_res is float64, {full}")
-    says(TypeError, lambda: post(f=F.int()), "mhc.post: f is int32, wanted one of: bfloat16, float16, float32")
-    says(TypeError, lambda: mhc.sinkhorn(H_RES.int()), f"mhc.sinkhorn: logits is int32, wanted one of: {floats}")
-    says(TypeError, lambda: mhc.expand(F.int()), f"mhc.expand: x is int32, wanted one of: {floats}")
+    says(TypeError, lambda: post(f=F.int()), "mhc.post: f is int32, expected one of: bfloat16, float16, float32")
+    says(TypeError, lambda: mhc.sinkhorn(H_RES.int()), f"mhc.sinkhorn: logits is int32, expected one of: {floats}")
+    says(TypeError, lambda: mhc.expand(F.int()), f"mhc.expand: x is int32, expected one of: {floats}")
 
 
 def test_arguments_that_are_not_tensors():
-    says(TypeError, lambda: pre(x=[1.0]), "mhc.pre: x is a list, wanted a torch.Tensor")
-    says(TypeError, lambda: post(f=None), "mhc.post: f is a NoneType, wanted a torch.Tensor")
+    says(TypeError, lambda: pre(x=[1.0]), "mhc.pre: x is a list, expected a torch.Tensor")
+    says(TypeError, lambda: post(f=None), "mhc.post: f is a NoneType, expected a torch.Tensor")
 
 
 def test_required_tensors_cannot_be_none():
-    says(TypeError, lambda: pre(bias=None), "mhc.pre: bias is a NoneType, wanted a tensor [24]")
+    says(TypeError, lambda: pre(bias=None), "mhc.pre: bias is a NoneType, expected a tensor [24]")
     saved = {"inv_rms": torch.ones(2), "h_mix": torch.ones(2, 24), "h_pre": H_POST, "h_post": H_POST}
 
     def backward(grad_h_in, **more):
         return mhc.pre_backward(grad_h_in, H_POST, H_RES, X, PHI, ALPHA, **saved, **more)
 
     name, floats = "mhc.pre_backward", "bfloat16, float16, float32, float64"
-    says(TypeError, lambda: backward(None), f"{name}: grad_h_in is a NoneType, wanted a torch.Tensor")
-    says(TypeError, lambda: backward(F.int()), f"{name}: grad_h_in is int32, wanted one of: {floats}")
-    says(TypeError, lambda: backward(F, grad_x_post=3), f"{name}: grad_x_post is an int, wanted a torch.Tensor")
+    says(TypeError, lambda: backward(None), f"{name}: grad_h_in is a NoneType, expected a torch.Tensor")
+    says(TypeError, lambda: backward(F.int()), f"{name}: grad_h_in is int32, expected one of: {floats}")
+    says(TypeError, lambda: backward(F, grad_x_post=3), f"{name}: grad_x_post is an int, expected a torch.Tensor")
 
 
 def test_sparse_tensors():
-    dense = "wanted a dense tensor"
+    dense = "expected a dense tensor"
     says(TypeError, lambda: pre(x=X.to_sparse()), f"mhc.pre: x is sparse_coo, {dense}: x.to_dense()")
     says(TypeError, lambda: pre(bias=BIAS.to_sparse()), f"mhc.pre: bias is sparse_coo, {dense}: bias.to_dense()")
     says(TypeError, lambda: post(f=F.to_sparse()), f"mhc.post: f is sparse_coo, {dense}: f.to_dense()")

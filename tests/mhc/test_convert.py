@@ -245,31 +245,31 @@ def without(state, name):
     [
         (
             lambda: mhc.from_liger(without(LIGER, "b")),
-            f"lacks b; wanted {FIVE}; keys: phi, alpha_pre, alpha_post, alpha_res",
+            f"lacks b; expected {FIVE}; keys: phi, alpha_pre, alpha_post, alpha_res",
         ),
         (
             lambda: mhc.from_liger(LIGER | {"gamma": torch.ones(K)}),
-            f"has unknown gamma; wanted {FIVE}; keys: {FIVE}, gamma",
+            f"has unknown gamma; expected {FIVE}; keys: {FIVE}, gamma",
         ),
         (
             lambda: mhc.from_liger(LIGER | {"phi": torch.randn(K, M - 1)}),
-            "mhc.from_liger: phi is [24, 23], wanted phi [K, M] = [n*dim, n*(n+2)]",
+            "mhc.from_liger: phi is [24, 23], expected phi [K, M] = [n*dim, n*(n+2)]",
         ),
         (
             lambda: mhc.from_liger(LIGER | {"b": torch.zeros(M - 1)}),
-            "mhc.from_liger: b has shape [23], wanted 24 elements",
+            "mhc.from_liger: b has shape [23], expected 24 elements",
         ),
         (
             lambda: mhc.from_te(without(TE, "alpha")),
-            "lacks alpha; wanted phi, alpha, beta",
+            "lacks alpha; expected phi, alpha, beta",
         ),
         (
             lambda: mhc.from_te(TE, n=2),
-            "mhc.from_te: phi is [24, 24], wanted phi [M, K] = [8, dim*2] for n=2",
+            "mhc.from_te: phi is [24, 24], expected phi [M, K] = [8, dim*2] for n=2",
         ),
         (
             lambda: mhc.from_te(TE | {"norm_weight": torch.ones(5)}),
-            "mhc.from_te: norm_weight has shape [5], wanted 24 elements",
+            "mhc.from_te: norm_weight has shape [5], expected 24 elements",
         ),
         (
             lambda: mhc.from_hf({"a.fn": torch.ones(1)}, "a"),
@@ -279,7 +279,7 @@ def without(state, name):
             lambda: mhc.from_hf({"weight": torch.ones(1)}),
             f"mhc.from_hf: no {AND} under prefix '' (tried fn, hc_fn); keys: weight",
         ),
-        (lambda: mhc.from_hf(HF | {"scale": torch.ones(4)}), "mhc.from_hf: scale has shape [4], wanted 3 elements"),
+        (lambda: mhc.from_hf(HF | {"scale": torch.ones(4)}), "mhc.from_hf: scale has shape [4], expected 3 elements"),
         (
             lambda: mhc.from_hf(HF, config=CONFIG | {"hc_mult": 2}),
             "mhc.from_hf: fn has n=4, but the config says hc_mult=2",
@@ -298,26 +298,26 @@ def without(state, name):
         ),
         (
             lambda: mhc.to_te(TE),
-            f"lacks {OURS}; wanted {OURS}",
+            f"lacks {OURS}; expected {OURS}",
         ),
-        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M)}), f"mhc.from_hf: fn is [24], wanted {FN}"),
-        (lambda: mhc.from_hf(HF | {"fn": torch.ones(())}), f"mhc.from_hf: fn is [], wanted {FN}"),
-        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, K - 1)}), f"mhc.from_hf: fn is [24, 23], wanted {FN}"),
-        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, 0)}), f"mhc.from_hf: fn is [24, 0], wanted {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M)}), f"mhc.from_hf: fn is [24], expected {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(())}), f"mhc.from_hf: fn is [], expected {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, K - 1)}), f"mhc.from_hf: fn is [24, 23], expected {FN}"),
+        (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, 0)}), f"mhc.from_hf: fn is [24, 0], expected {FN}"),
         (
             lambda: mhc.from_liger(LIGER | {"alpha_pre": torch.ones(3)}),
-            "mhc.from_liger: alpha_pre has shape [3], wanted 1 elements",
+            "mhc.from_liger: alpha_pre has shape [3], expected 1 elements",
         ),
         (
             lambda: mhc.from_liger(LIGER | {"phi": torch.ones(())}),
-            "mhc.from_liger: phi is [], wanted phi [K, M] = [n*dim, n*(n+2)]",
+            "mhc.from_liger: phi is [], expected phi [K, M] = [n*dim, n*(n+2)]",
         ),
-        (lambda: mhc.from_te(TE, n="4"), "mhc.from_te: n='4', wanted a whole number of at least 1"),
-        (lambda: mhc.to_hf(HF | {"fn": torch.ones(M)}), "mhc.to_hf: fn is [24], wanted fn [n*(n+2), n*dim]"),
-        (lambda: mhc.to_liger(HF | {"scale": torch.ones(4)}), "mhc.to_liger: scale has shape [4], wanted 3 elements"),
+        (lambda: mhc.from_te(TE, n="4"), "mhc.from_te: n='4', expected a whole number of at least 1"),
+        (lambda: mhc.to_hf(HF | {"fn": torch.ones(M)}), "mhc.to_hf: fn is [24], expected fn [n*(n+2), n*dim]"),
+        (lambda: mhc.to_liger(HF | {"scale": torch.ones(4)}), "mhc.to_liger: scale has shape [4], expected 3 elements"),
         (
             lambda: mhc.to_te(HF | {"norm_weight": torch.ones(5)}),
-            "mhc.to_te: norm_weight has shape [5], wanted 24 elements",
+            "mhc.to_te: norm_weight has shape [5], expected 24 elements",
         ),
     ],
 )
@@ -335,15 +335,15 @@ def test_weights_that_are_not_a_dict_of_tensors(convert):
             convert(weights)
         assert str(caught.value) == f"mhc.{convert.__name__}: {sentence}"
 
-    says("the weights are a NoneType, wanted a dict of tensors", None)
+    says("the weights are a NoneType, expected a dict of tensors", None)
     connection = mhc.HyperConnection(DIM, torch.tanh)
-    says("the weights are a HyperConnection, wanted a dict of tensors: its state_dict()", connection)
+    says("the weights are a HyperConnection, expected a dict of tensors: its state_dict()", connection)
     state = {mhc.from_liger: LIGER, mhc.from_te: TE}.get(convert, HF)
     for name in state:
-        says(f"{name} is a float, wanted a torch.Tensor", state | {name: 1.0})
-    says(f"{name} is int64, wanted one of: bfloat16, float16, float32, float64", state | {name: state[name].long()})
+        says(f"{name} is a float, expected a torch.Tensor", state | {name: 1.0})
+    says(f"{name} is int64, expected one of: bfloat16, float16, float32, float64", state | {name: state[name].long()})
 
 
 def test_a_prefix_that_is_not_a_string():
-    with pytest.raises(TypeError, match="mhc.from_hf: prefix=3, wanted a string such as 'model.layers.0.attn_hc'"):
+    with pytest.raises(TypeError, match="mhc.from_hf: prefix=3, expected a string such as 'model.layers.0.attn_hc'"):
         mhc.from_hf(HF, 3)

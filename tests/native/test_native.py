@@ -174,7 +174,7 @@ def test_the_error_for_an_unknown_level_lists_the_known_ones(fresh):
 
 def test_the_library_refuses_a_level_above_the_machines(fresh):
     highest = native.library().gs_machine_level()
-    with pytest.raises(ValueError, match=f"level {highest + 1}, wanted 0 to {highest} on this machine"):
+    with pytest.raises(ValueError, match=f"level {highest + 1}, expected 0 to {highest} on this machine"):
         native.check(native.library().gs_set_level(highest + 1))
 
 
@@ -209,7 +209,7 @@ def test_every_probe_of_a_level_measures_a_rate(level, fresh):
             with pytest.raises(BackendUnavailable, match=f"level {level} has no such instruction"):
                 native.measure(probe, seconds=0.01)
     assert native.measure("read", threads=2, seconds=0.01, megabytes=1) > 1e7
-    with pytest.raises(ValueError, match="bytes is 0, wanted at least 4096 per thread"):
+    with pytest.raises(ValueError, match="bytes is 0, expected at least 4096 per thread"):
         native.measure("read", megabytes=0)
 
 
@@ -217,9 +217,9 @@ def test_the_amx_product_probes_check_their_arguments():
     if native.isa() != "amx":
         pytest.skip(f"this machine's level is {native.isa()}")
     for rows in (0, 33, -32, 1 << 21):
-        with pytest.raises(ValueError, match=f"rows is {rows}, wanted a multiple of 32, at most 2"):
+        with pytest.raises(ValueError, match=f"rows is {rows}, expected a multiple of 32, at most 2"):
             native.measure("amx_l2", rows=rows)
-    with pytest.raises(ValueError, match="bytes is 1048576, wanted at least 262144 per thread"):
+    with pytest.raises(ValueError, match="bytes is 1048576, expected at least 262144 per thread"):
         native.measure("amx_stream", threads=5, megabytes=1)
     assert native.measure("amx_stream", threads=2, seconds=0.01, megabytes=1, rows=64) > 1e8
 
@@ -247,11 +247,11 @@ def moe_arguments(**changes):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"slots": 0}, "slots is 0, wanted 1 or more"),
-        ({"hidden": 0}, "hidden is 0, wanted 1 or more"),
-        ({"intermediate": 0}, "intermediate is 0, wanted 1 or more"),
-        ({"tokens": -1}, "tokens is -1, wanted 0 or more"),
-        ({"slots": -1, "int8": 0}, "slots is -1, wanted 0 or more"),
+        ({"slots": 0}, "slots is 0, expected 1 or more"),
+        ({"hidden": 0}, "hidden is 0, expected 1 or more"),
+        ({"intermediate": 0}, "intermediate is 0, expected 1 or more"),
+        ({"tokens": -1}, "tokens is -1, expected 0 or more"),
+        ({"slots": -1, "int8": 0}, "slots is -1, expected 0 or more"),
         ({"down.group": 0}, r"a matrix of slice 0 is \[64, 64\] with 0 inputs per scale"),
         ({"gate.group": -8, "int8": 0}, "with -8 inputs per scale"),
         ({"up.cols": -1}, r"a matrix of slice 0 is \[64, -1\]"),
@@ -270,7 +270,7 @@ def test_extents_that_a_kernel_would_divide_by_are_an_error_and_no_signal(which,
 def test_a_slice_outside_of_the_intermediate_features_is_an_error():
     call, slices = moe_arguments()
     slices[0].end = 65
-    with pytest.raises(ValueError, match=r"slice 0 is \[0, 65\), wanted a part of \[0, 64\)"):
+    with pytest.raises(ValueError, match=r"slice 0 is \[0, 65\), expected a part of \[0, 64\)"):
         native.check(native.library().gs_moe_forward(ctypes.byref(call.args)))
 
 

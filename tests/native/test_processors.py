@@ -98,7 +98,7 @@ def test_a_machine_without_node_information_is_one_node(monkeypatch, tmp_path):
 def test_a_processor_number_out_of_range_is_refused():
     library()
     one = (native.c_int32 * 1)(4096)
-    with pytest.raises(ValueError, match="processor 4096, wanted 0 to 1023"):
+    with pytest.raises(ValueError, match="processor 4096, expected 0 to 1023"):
         native.check(native.library().gs_workers_on(one, one, 1))
 
 

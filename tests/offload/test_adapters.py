@@ -176,9 +176,9 @@ def test_a_budget_too_small_for_the_factors_leaves_the_device_off(store, adapter
 
 @pytest.mark.parametrize("change, error, text", [
     (lambda one: {1: one[0]}, ValueError, "adapter 'a' has layer 1; the store has [0, 2]"),
-    (lambda one: [one], TypeError, "adapter 'a' is a list, wanted {layer: LayerLora}"),
+    (lambda one: [one], TypeError, "adapter 'a' is a list, expected {layer: LayerLora}"),
     (lambda one: {0: LayerLora({"mid": one[0].factors["up"]}, {"mid": 1.0})}, ValueError, "has the target 'mid'"),
-    (lambda one: {0: LayerLora({"up": one[0].factors["down"]}, {"up": 1.0})}, ShapeError, "wanted [6, r, 64] and"),
+    (lambda one: {0: LayerLora({"up": one[0].factors["down"]}, {"up": 1.0})}, ShapeError, "expected [6, r, 64] and"),
     (lambda one: {0: LayerLora({"up": one[0].factors["up"][::-1]}, {"up": 1.0})}, ShapeError, "of up has A [6, 32"),
     (lambda one: {0: LayerLora(one[0].factors, dict.fromkeys(one[0].factors, float("nan")))}, ValueError, "scaling"),
 ])  # fmt: skip

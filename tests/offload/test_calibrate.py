@@ -235,7 +235,7 @@ def test_without_a_writable_cache_it_measures_and_warns(store, quick, monkeypatc
 
 
 def test_a_device_that_is_no_gpu_is_refused(store):
-    with pytest.raises(ValueError, match="device='meta', wanted 'auto', 'cpu' or 'cuda:N'"):
+    with pytest.raises(ValueError, match="device='meta', expected 'auto', 'cpu' or 'cuda:N'"):
         calibrate(store, device="meta")
 
 

@@ -50,18 +50,18 @@ def test_invalid_budgets_are_refused(store, value):
     ({"guard": "quiet"}, ValueError, "guard='quiet' is unknown"),
     ({"lanes": "gpu"}, ValueError, "lanes='gpu' is unknown"),
     ({"prefill": "fast"}, ValueError, "prefill='fast' is unknown"),
-    ({"prefill": 0}, ValueError, "prefill=0, wanted at least 1"),
+    ({"prefill": 0}, ValueError, "prefill=0, expected at least 1"),
     ({"prefill": 1.5}, TypeError, "prefill=1.5"),
-    ({"threads": 0}, ValueError, "threads=0, wanted a number from 1"),
+    ({"threads": 0}, ValueError, "threads=0, expected a number from 1"),
     ({"threads": "all"}, TypeError, "threads='all'"),
-    ({"adaptive": 1}, TypeError, "adaptive=1, wanted True or False"),
-    ({"calibration": 3}, TypeError, "calibration=3, wanted a Calibration, the path of one, or None"),
+    ({"adaptive": 1}, TypeError, "adaptive=1, expected True or False"),
+    ({"calibration": 3}, TypeError, "calibration=3, expected a Calibration, the path of one, or None"),
     ({"cache": "static"}, ValueError, "cache='static' needs profile="),
     ({"profile": {"counts": {}}}, ValueError, "profile= is only for cache='static'"),
     ({"cache": "static", "profile": {"counts": {"1": [1] * 6}}}, ValueError, "the profile lacks layer 2"),
     ({"cache": "static", "profile": {"counts": {"1": [1] * 8, "2": [1] * 6}}}, ValueError, "belongs to another model"),
     ({"cache": "static", "profile": {"counts": {"1": "abcdef", "2": [1] * 6}}}, ValueError, "not a list of 6 whole"),
-    ({"exact": "no"}, TypeError, "exact='no', wanted True or False"),
+    ({"exact": "no"}, TypeError, "exact='no', expected True or False"),
     ({"cache": "static", "profile": "/nowhere.json"}, ValueError, "profile='/nowhere.json' cannot be read"),
     ({"lanes": "copied", "gpu_budget": 0}, ValueError, "lanes='copied' cannot run: gpu_budget=0: everything is"),
     ({"lanes": "cached", "gpu_budget": "30kB"}, ValueError, "needs a slot in each of 2 layers and 2 for copies"),
@@ -74,7 +74,7 @@ def test_invalid_keywords_are_refused(store, options, error, text):
 
 
 def test_a_path_is_refused_as_a_store(store):
-    with pytest.raises(TypeError, match=r"store is a str, wanted an ExpertStore: ExpertStore.open\(path\)"):
+    with pytest.raises(TypeError, match=r"store is a str, expected an ExpertStore: ExpertStore.open\(path\)"):
         Engine(str(store.path), device="cpu")
 
 
@@ -116,7 +116,9 @@ def test_an_id_out_of_range_is_named_before_any_lane_starts(engine, store, value
     x, ids, weights = stores.call(store, 1, 4, 2)
     ids[2, 1] = value
     engine.reset_stats()
-    with pytest.raises(RoutingError, match=rf"top_k_index\[2, 1\] of layer 1 is {value}, wanted an expert in 0..5, or"):
+    with pytest.raises(
+        RoutingError, match=rf"top_k_index\[2, 1\] of layer 1 is {value}, expected an expert in 0..5, or"
+    ):
         engine(1, x, ids.to(dtype), weights)
     assert engine.stats().calls == 0 and engine.stats().bytes_h2d == 0
 
@@ -163,7 +165,7 @@ def test_a_weight_of_zero_is_computed(store):
     (lambda x, i, w: (x.double(), i, w), TypeError, "x is float64"),
     (lambda x, i, w: (x, i.float(), w), TypeError, "top_k_index is float32"),
     (lambda x, i, w: (x, i, w.long()), TypeError, "top_k_weights is int64"),
-    (lambda x, i, w: (x, i.tolist(), w), TypeError, "top_k_index is a list, wanted a torch.Tensor"),
+    (lambda x, i, w: (x, i.tolist(), w), TypeError, "top_k_index is a list, expected a torch.Tensor"),
     (lambda x, i, w: (x.to("meta"), i, w), ValueError, "x is on meta, but the engine is on cpu; move it there"),
     (lambda x, i, w: (x.float().requires_grad_(), i, w), ValueError, "x requires grad, but the engine is for"),
     (lambda x, i, w: (x, i, w.requires_grad_()), ValueError, "top_k_weights requires grad"),

@@ -253,7 +253,7 @@ def test_a_batch_and_its_length_leave_less_of_the_gpu_to_experts(monkeypatch):
     assert room[1, 6] == 10 * 2**30 - 4 * 2**30 - one  # 5 % of 80 GiB
     assert [room[1, 6] - room[key] for key in ((8, 6), (1, 60), (8, 60))] == [7 * one, 9 * one, 79 * one]
     for wrong in ({"batch": 0}, {"max_length": 0}):
-        with pytest.raises(ValueError, match="wanted a whole number of at least 1"):
+        with pytest.raises(ValueError, match="expected a whole number of at least 1"):
             offload(model, **wrong)
 
 

@@ -144,9 +144,9 @@ def test_pefts_own_wrapping_is_refused_before_and_after(tmp_path):
 
 
 @pytest.mark.parametrize("adapter, error, text", [
-    (3, TypeError, "adapter is an int, wanted a folder"),
-    ([3], TypeError, "adapter has an int, wanted folders"),
-    ({"": "x"}, TypeError, "wanted a name and a folder"),
+    (3, TypeError, "adapter is an int, expected a folder"),
+    ([3], TypeError, "adapter has an int, expected folders"),
+    ({"": "x"}, TypeError, "expected a name and a folder"),
     ("/nowhere/adapter", ValueError, "there is no folder '/nowhere/adapter' with an adapter"),
     ("someone/adapter", ValueError, "this machine has no copy of a hub model"),
 ])  # fmt: skip

@@ -145,7 +145,7 @@ def test_two_experts_modules_in_a_layer_or_no_number_are_refused():
     with pytest.raises(UnsupportedModel, match="two experts modules in layer 0"):
         layers_of(model)
     bare = models.experts_of(models.model("mixtral"))
-    with pytest.raises(UnsupportedModel, match="ModuleDict: experts contains 0 numbers, wanted one"):
+    with pytest.raises(UnsupportedModel, match="ModuleDict: experts contains 0 numbers, expected one"):
         layers_of(nn.ModuleDict({"experts": bare}))
 
 
@@ -201,17 +201,17 @@ def test_a_cache_folder_that_cannot_be_created_names_the_variable(monkeypatch, t
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "file"))
     with pytest.raises(OSError, match="folder for stores cannot be created.*: set GOLDSMITH_CACHE, or give store="):
         offload(models.model("mixtral"))
-    with pytest.raises(IsADirectoryError, match="path is a folder, wanted a store's file"):
+    with pytest.raises(IsADirectoryError, match="path is a folder, expected a store's file"):
         offload(models.model("mixtral"), store=tmp_path)
 
 
 def test_arguments_of_the_wrong_kind_are_named(tmp_path):
     model = models.model("mixtral")
     for wrong, kind, text in (
-        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted a model's folder"),
+        (lambda: from_pretrained(None), TypeError, "path is a NoneType, expected a model's folder"),
         (lambda: from_pretrained(""), ValueError, "there is no folder ''"),
-        (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
-        (lambda: offload(model, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
+        (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is an int, expected an ExpertStore, the path"),
+        (lambda: offload(model, store=3), TypeError, "store is an int, expected an ExpertStore, the path"),
         (lambda: offload(model, calibration="nosuch"), FileNotFoundError, "calibration= cannot be read .No such file"),
     ):
         with pytest.raises(kind, match=text):
@@ -220,7 +220,7 @@ def test_arguments_of_the_wrong_kind_are_named(tmp_path):
 
 
 def test_a_non_model_and_an_already_offloaded_model_are_refused():
-    with pytest.raises(TypeError, match="model is a MixtralConfig, wanted a model of transformers"):
+    with pytest.raises(TypeError, match="model is a MixtralConfig, expected a model of transformers"):
         offload(models.config("mixtral"))
     model = models.model("mixtral")
     with offload(model):
@@ -228,7 +228,7 @@ def test_a_non_model_and_an_already_offloaded_model_are_refused():
             offload(model)
     for wrong, text in (
         ({"cpu_format": "q4"}, "cpu_format='q4' is unknown; choose one of: 'auto', 'fp32'"),
-        ({"dtype": "bfloat16"}, "dtype='bfloat16', wanted one of torch.bfloat16, torch.float32"),
+        ({"dtype": "bfloat16"}, "dtype='bfloat16', expected one of torch.bfloat16, torch.float32"),
     ):
         with pytest.raises(ValueError, match=text):
             from_pretrained("anywhere", **wrong)

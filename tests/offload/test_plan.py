@@ -221,11 +221,11 @@ def test_streaming_pays_when_one_expert_on_the_cpu_takes_longer_than_all_copies(
 
 
 WRONG = {
-    "negative": ([1, -2], (), ValueError, r"counts\[1\] is -2, wanted a number of tokens, at least 0"),
-    "fractions": ([0.5], (), TypeError, "dtype float64, wanted E whole numbers"),
+    "negative": ([1, -2], (), ValueError, r"counts\[1\] is -2, expected a number of tokens, at least 0"),
+    "fractions": ([0.5], (), TypeError, "dtype float64, expected E whole numbers"),
     "two dimensions": ([[1]], (), TypeError, r"the shape \[1, 1\]"),
-    "beyond": ([1, 1], [2], ValueError, r"cached has the expert 2, wanted 0\.\.1"),
-    "below": ([1, 1], [-1], ValueError, r"cached has the expert -1, wanted 0\.\.1"),
+    "beyond": ([1, 1], [2], ValueError, r"cached has the expert 2, expected 0\.\.1"),
+    "below": ([1, 1], [-1], ValueError, r"cached has the expert -1, expected 0\.\.1"),
 }
 
 
@@ -238,7 +238,7 @@ def test_invalid_counts_and_experts_are_refused(counts, cached, kind, text):
 @pytest.mark.parametrize("name", [name for name in QWEN3 if "per_s" in name or name.endswith("_flops")])
 def test_rates_must_be_above_zero(name):
     for value in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match=f"{name}={value}, wanted a rate above 0"):
+        with pytest.raises(ValueError, match=f"{name}={value}, expected a rate above 0"):
             costs(**{name: value})
 
 
@@ -247,7 +247,7 @@ WRONG_CURVES = {
     "no time": ([(1, 0.0)], ValueError, "seconds must be above 0"),
     "twice": ([(4, 1e-4), (4, 1e-4)], ValueError, "tokens must be above 0 and increase"),
     "endless": ([(1, math.inf)], ValueError, "point"),
-    "no pairs": ([1, 2], TypeError, r"wanted pairs \(tokens, seconds\)"),
+    "no pairs": ([1, 2], TypeError, r"expected pairs \(tokens, seconds\)"),
 }
 
 
@@ -279,9 +279,9 @@ def test_break_even_is_where_copy_and_cpu_take_equally_long():
 @pytest.mark.parametrize("name", ["expert_bytes", "flops_per_token", "cpu_latency", "link_latency", "device_latency"])
 def test_times_and_sizes_must_be_at_least_zero(name):
     for value in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"{name}={value}, wanted a finite number of at least 0"):
+        with pytest.raises(ValueError, match=f"{name}={value}, expected a finite number of at least 0"):
             costs(**{name: value})
-    with pytest.raises(TypeError, match=f"{name}='fast' is of type str, wanted a number"):
+    with pytest.raises(TypeError, match=f"{name}='fast' is of type str, expected a number"):
         costs(**{name: "fast"})
 
 

@@ -223,14 +223,14 @@ def test_missing_and_unknown_tensors_of_a_checkpoint_are_named(tmp_path):
 
 W = weights()
 BAD = {
-    "a number": (3, {}, TypeError, "source is an int, wanted the folder of a checkpoint, a mapping"),
-    "no pairs": ([1, 2], {}, TypeError, r"source yields 1, wanted pairs \(layer, weights\)"),
+    "a number": (3, {}, TypeError, "source is an int, expected the folder of a checkpoint, a mapping"),
+    "no pairs": ([1, 2], {}, TypeError, r"source yields 1, expected pairs \(layer, weights\)"),
     "no layer": ({}, {}, ValueError, "source holds no layer"),
     "twice": ([(1, W), (1, W)], {}, ValueError, "source yields layer 1 twice"),
-    "negative": ({-1: W}, {}, ValueError, "source yields layer -1, wanted numbers from 0 on"),
+    "negative": ({-1: W}, {}, ValueError, "source yields layer -1, expected numbers from 0 on"),
     "no down": ({2: {"gate_up": W["gate_up"]}}, {}, ValueError, "layer 2: the dict of weights has no 'down'"),
     "another key": ({2: {**W, "router": 1}}, {}, ValueError, "has the key 'router'; the keys are gate_up, down"),
-    "no weights": ({2: None}, {}, TypeError, "layer 2: weights are a NoneType, wanted a dict"),
+    "no weights": ({2: None}, {}, TypeError, "layer 2: weights are a NoneType, expected a dict"),
     "float64": (
         {2: {**W, "down": W["down"].double()}},
         {},
@@ -246,9 +246,9 @@ BAD = {
     "format": ({0: W}, {"format": "int3"}, ValueError, "format='int3' is unknown; choose one of: 'auto', 'fp32'"),
     "group": ({0: W}, {"format": "int4", "group_size": 48}, ValueError, "group_size=48 .*these would work"),
     "activation": ({0: W}, {"activation": "tanh"}, ValueError, "activation='tanh' is unknown; choose one of: 'silu'"),
-    "alpha": ({0: W}, {"alpha": "x"}, TypeError, "alpha='x' is of type str, wanted a number"),
+    "alpha": ({0: W}, {"alpha": "x"}, TypeError, "alpha='x' is of type str, expected a number"),
     "codes of NaN": ({0: W}, {"format": "int8", "allow_nonfinite": True}, ValueError, "has no code for NaN and Inf"),
-    "overwrite": ({0: W}, {"overwrite": 1}, TypeError, "overwrite=1 is an int, wanted True or False"),
+    "overwrite": ({0: W}, {"overwrite": 1}, TypeError, "overwrite=1 is an int, expected True or False"),
     "no folder": ("nowhere", {}, ValueError, "nowhere has no safetensors file"),
 }
 
@@ -357,7 +357,7 @@ def test_pipes_devices_and_folders_do_not_block_and_are_not_replaced(what, tmp_p
             server.bind(str(path))
     elif what == "a link to itself":
         path.symlink_to(path)
-    message = "Too many levels" if what == "a link to itself" else f"path is {what}, wanted a regular file: '{path}'"
+    message = "Too many levels" if what == "a link to itself" else f"path is {what}, expected a regular file: '{path}'"
     with pytest.raises(OSError, match=message) as error:
         ExpertStore.open(path)
     assert error.value.filename == str(path)

@@ -59,14 +59,14 @@ FORGED = {
     "an unknown format": (lambda c: set_(c, "format", "fp5"), "format='fp5'"),
     "an unknown dtype": (lambda c: set_(c, "source", "dtype", "int8"), "source="),
     "an unknown activation": (lambda c: set_(c, "activation", "swish"), "activation='swish' is unknown"),
-    "no finite alpha": (lambda c: set_(c, "alpha", 1e999), "alpha=inf, wanted a finite number"),
-    "no finite limit": (lambda c: set_(c, "limit", float("nan")), "limit=nan, wanted a finite number"),
+    "no finite alpha": (lambda c: set_(c, "alpha", 1e999), "alpha=inf, expected a finite number"),
+    "no finite limit": (lambda c: set_(c, "limit", float("nan")), "limit=nan, expected a finite number"),
     "exact is a word": (lambda c: set_(c, "source", "exact", "no"), "exact='no'"),
     "a section elsewhere": (lambda c: set_(c, "sections", "down", 0, 64), "sections"),
     "another stride": (lambda c: set_(c, "stride", 2 * c["stride"]), "of stride"),
     "sections are a list": (lambda c: set_(c, "sections", []), "is inconsistent"),
     "a size of nothing": (lambda c: set_(c, "hidden_size", 0), "is inconsistent"),
-    "an offset elsewhere": (lambda c: set_(c, "layers", 1, "offset", 2 * PAGE), "layer 1: 6 experts at 8192, wanted"),
+    "an offset elsewhere": (lambda c: set_(c, "layers", 1, "offset", 2 * PAGE), "layer 1: 6 experts at 8192, expected"),
     "an offset beyond numbers": (lambda c: set_(c, "layers", 1, "offset", 1e999), "at least 0, got inf"),
     "a layer below 0": (lambda c: set_(c, "layers", 0, "layer", -1), "at least 0, got -1"),
     "no experts": (lambda c: set_(c, "layers", 1, "experts", 0), "0 experts at"),
@@ -183,7 +183,7 @@ def test_an_arena_begins_at_a_multiple_of_64(tmp_path):
         memory = torch.zeros(size + 128, dtype=torch.uint8)
         at = -memory.data_ptr() % 64
         store.blocks.base(memory[at : at + size])
-        with pytest.raises(ValueError, match="begins at 0x[0-9a-f]+, wanted a multiple of 64"):
+        with pytest.raises(ValueError, match="begins at 0x[0-9a-f]+, expected a multiple of 64"):
             store.blocks.base(memory[at + 16 : at + 16 + size])
 
 
@@ -203,6 +203,6 @@ def test_dequantised_numbers_are_fresh_copies(tmp_path):
 @pytest.mark.parametrize("name", ["alpha", "limit"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_an_option_that_json_cannot_hold_is_refused_before_writing(tmp_path, name, value):
-    with pytest.raises(ValueError, match=f"ExpertStore.build: {name}={value}, wanted a finite number"):
+    with pytest.raises(ValueError, match=f"ExpertStore.build: {name}={value}, expected a finite number"):
         ExpertStore.build({0: weights()}, tmp_path / "s", activation="swiglu_oai", **{name: value})
     assert list(tmp_path.iterdir()) == []

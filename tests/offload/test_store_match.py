@@ -88,7 +88,7 @@ def test_stores_without_a_path_live_in_the_cache_folder_under_a_key_of_their_con
         again.verify()
     with pytest.raises(TypeError, match="it is read twice"):
         cached_store(iter(source.items()))
-    with pytest.raises(ValueError, match="wanted 32 hexadecimal digits"):
+    with pytest.raises(ValueError, match="expected 32 hexadecimal digits"):
         store_path("../../etc")
 
 

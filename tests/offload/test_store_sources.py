@@ -45,7 +45,7 @@ def test_a_store_has_one_format(tmp_path, first, second, text):
 
 def test_a_layer_without_experts_is_refused(tmp_path):
     for empty in ({"gate_up": iter(()), "down": iter(())}, {"gate_up": torch.zeros(0, 4, 2), "down": []}):
-        with pytest.raises(ShapeError, match="layer 1.*: gate_up has no experts, wanted at least 1"):
+        with pytest.raises(ShapeError, match="layer 1.*: gate_up has no experts, expected at least 1"):
             ExpertStore.build([(0, weights()), (1, empty), (2, weights())], tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 

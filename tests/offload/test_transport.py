@@ -24,7 +24,7 @@ def test_on_a_cpu_bytes_are_copied_from_memory_to_memory(store):
     out = torch.zeros(2, store.blocks.stride, dtype=torch.uint8)
     way.copy(store.raw_layer(1)[1:3], out)
     assert torch.equal(out, store.raw_layer(1)[1:3])
-    with pytest.raises(ValueError, match="wanted contiguous tensors of the same size"):
+    with pytest.raises(ValueError, match="expected contiguous tensors of the same size"):
         way.copy(store.raw(1, 0), out)
     way.close()
     way.close()
@@ -34,7 +34,7 @@ def test_on_a_cpu_bytes_are_copied_from_memory_to_memory(store):
 def test_a_mode_that_needs_a_gpu_is_refused_without_one(store, mode):
     with pytest.raises(ValueError, match=f"force='{mode}' needs a CUDA device, not cpu"):
         Transport(store, "cpu", force=mode)
-    with pytest.raises(ValueError, match="force='telepathy', wanted one of registered, ring, memory"):
+    with pytest.raises(ValueError, match="force='telepathy', expected one of registered, ring, memory"):
         Transport(store, "cpu", force="telepathy")
 
 

@@ -213,7 +213,7 @@ def test_a_list_with_skipped_entries_equals_the_shorter_list(strategy, seed):
 def test_an_index_out_of_range_is_reported_with_value_and_position(wrong, seed):
     h, w_in, w_out, weights, indices = drawn(seed, T=(2, 3))
     indices[1, 2, 4] = wrong
-    text = f"indices[1, 2, 4] is {wrong}, wanted -1 (skipped) or 0 <= index < N = 20"
+    text = f"indices[1, 2, 4] is {wrong}, expected -1 (skipped) or 0 <= index < N = 20"
     with pytest.raises(IndexError) as caught:
         experts(h, w_in, w_out, weights, indices)
     assert str(caught.value) == f"router.atomic_experts: {text}"

@@ -113,7 +113,7 @@ def test_missing_and_unknown_keys_are_listed(name):
     changed = {key: value for key, value in state.items() if key != first} | {"extra.bias": torch.zeros(1)}
     with pytest.raises(ValueError, match=f"missing: {first}; unknown: extra.bias"):
         load(changed, **options)
-    with pytest.raises(TypeError, match="state_dict is a list, wanted a mapping"):
+    with pytest.raises(TypeError, match="state_dict is a list, expected a mapping"):
         load([], **options)
 
 
@@ -123,7 +123,7 @@ INTEGERS = torch.zeros(25, 12, dtype=torch.int64)
 @pytest.mark.parametrize(
     "text, call",
     [
-        ("from_peer_pytorch: weight_up_embed.weight is int64, wanted one of: bfloat16, float16, float32, float64",
+        ("from_peer_pytorch: weight_up_embed.weight is int64, expected one of: bfloat16, float16, float32, float64",
          lambda: router.from_peer_pytorch(
              peers.peer_state() | {"weight_up_embed.weight": INTEGERS}, k=3, heads_compete=True)),
         ("from_omnimoe: down_embed.weight is bfloat16, but up_embed.weight is float32; convert one: down_embed.weight",
@@ -131,7 +131,7 @@ INTEGERS = torch.zeros(25, 12, dtype=torch.int64)
         ("from_omnimoe: router_norm_y.running_var is float16, but up_embed.weight is float32; convert one",
          lambda: router.from_omnimoe(
              peers.omnimoe_state() | {"router_norm_y.running_var": torch.ones(5).half()}, k=3)),
-        ("from_omnimoe: router_norm_x.num_batches_tracked is float32, wanted one of: int64",
+        ("from_omnimoe: router_norm_x.num_batches_tracked is float32, expected one of: int64",
          lambda: router.from_omnimoe(
              peers.omnimoe_state() | {"router_norm_x.num_batches_tracked": torch.tensor(7.0)}, k=3)),
         ("from_product_key_memory: norm.bias is float64, but values.weight is float32; convert one: norm.bias.to",
@@ -149,17 +149,17 @@ def test_tensors_of_a_wrong_dtype_are_reported_by_name(text, call):
     [
         (ValueError, "product_key_topk=2 < 3: no exact top-k", lambda: router.from_peer_pytorch(
             peers.peer_state(), k=3, heads_compete=True, product_key_topk=2)),
-        (TypeError, "router.from_peer_pytorch: product_key_topk='x' is of type str, wanted a whole number, or None",
+        (TypeError, "router.from_peer_pytorch: product_key_topk='x' is of type str, expected a whole number, or None",
          lambda: router.from_peer_pytorch(peers.peer_state(), k=3, heads_compete=True, product_key_topk="x")),
         (ValueError, "differentiable_topk is not offered", lambda: router.from_product_key_memory(
             peers.memory_state(), k=3, differentiable_topk=True)),
         (ValueError, "concat_values_and_combine is not offered", lambda: router.from_product_key_memory(
             peers.memory_state() | {"maybe_concat_combine.2.weight": torch.zeros(1)}, k=3)),
-        (ValueError, r"from_omnimoe: router_gate_x.weight is \[5, 12\], wanted floor\(sqrt\(40\)\) rows",
+        (ValueError, r"from_omnimoe: router_gate_x.weight is \[5, 12\], expected floor\(sqrt\(40\)\) rows",
          lambda: router.from_omnimoe(peers.omnimoe_state() | {"up_embed.weight": torch.zeros(40, 12)}, k=3)),
-        (ValueError, r"from_omnimoe: down_embed.weight is \[25, 9\], wanted \[25, 12\]",
+        (ValueError, r"from_omnimoe: down_embed.weight is \[25, 9\], expected \[25, 12\]",
          lambda: router.from_omnimoe(peers.omnimoe_state() | {"down_embed.weight": torch.zeros(25, 9)}, k=3)),
-        (ValueError, r"keys is \[3, 5, 4\], wanted \[heads, s, 2, key_dim\]", lambda: router.from_peer_pytorch(
+        (ValueError, r"keys is \[3, 5, 4\], expected \[heads, s, 2, key_dim\]", lambda: router.from_peer_pytorch(
             peers.peer_state() | {"keys": torch.zeros(3, 5, 4)}, k=3, heads_compete=True)),
         (ValueError, r"router.from_omnimoe: k=26, but there are only 5 \* 5 experts",
          lambda: router.from_omnimoe(peers.omnimoe_state(), k=26)),
@@ -173,7 +173,7 @@ def test_tensors_of_a_wrong_dtype_are_reported_by_name(text, call):
          lambda: router.to_omnimoe(router.OmniMoE(8, 9, 2, intermediate_size=4))),
         (ValueError, "to_omnimoe: intermediate_size=0", lambda: router.to_omnimoe(
             router.OmniMoE.paper(8, 9, 2, intermediate_size=0))),
-        (TypeError, "to_omnimoe: module is a PEER, wanted a router.OmniMoE",
+        (TypeError, "to_omnimoe: module is a PEER, expected a router.OmniMoE",
          lambda: router.to_omnimoe(router.PEER(8, 9, 2))),
         (ValueError, "to_peer_pytorch: k=2, .* only 1", lambda: router.to_peer_pytorch(
             router.PEER(8, 9, 2, weights="relu"))),
@@ -181,18 +181,18 @@ def test_tensors_of_a_wrong_dtype_are_reported_by_name(text, call):
             router.PEER(8, 9, 2, pre_norm="layer"))),
         (ValueError, "to_product_key_memory: query_norm='none'", lambda: router.to_product_key_memory(
             router.PEER(8, 9, 2, values_only=True))),
-        (TypeError, "router.from_peer_pytorch: state_dict is a NoneType, wanted a mapping of tensors",
+        (TypeError, "router.from_peer_pytorch: state_dict is a NoneType, expected a mapping of tensors",
          lambda: router.from_peer_pytorch(None, k=2, heads_compete=True)),
-        (TypeError, "router.from_product_key_memory: state_dict is an int, wanted a mapping",
+        (TypeError, "router.from_product_key_memory: state_dict is an int, expected a mapping",
          lambda: router.from_product_key_memory(3, k=2)),
-        (ValueError, r"from_peer_pytorch: weight_down_embed.weight is \[\], wanted two dimensions",
+        (ValueError, r"from_peer_pytorch: weight_down_embed.weight is \[\], expected two dimensions",
          lambda: router.from_peer_pytorch(
              peers.peer_state() | {"weight_down_embed.weight": torch.tensor(1.0)}, k=2, heads_compete=True)),
-        (ValueError, r"from_omnimoe: up_embed.weight is \[\], wanted two dimensions",
+        (ValueError, r"from_omnimoe: up_embed.weight is \[\], expected two dimensions",
          lambda: router.from_omnimoe(peers.omnimoe_state() | {"up_embed.weight": torch.tensor(1.0)}, k=2)),
-        (ValueError, r"from_omnimoe: gate_proj.weight is \[\], wanted two dimensions",
+        (ValueError, r"from_omnimoe: gate_proj.weight is \[\], expected two dimensions",
          lambda: router.from_omnimoe(peers.omnimoe_state() | {"gate_proj.weight": torch.tensor(1.0)}, k=2)),
-        (ValueError, r"from_omnimoe: router_norm_x.num_batches_tracked is \[2\], wanted \[\]",
+        (ValueError, r"from_omnimoe: router_norm_x.num_batches_tracked is \[2\], expected \[\]",
          lambda: router.from_omnimoe(
              peers.omnimoe_state() | {"router_norm_x.num_batches_tracked": torch.tensor([1, 2])}, k=2)),
     ],

@@ -236,7 +236,7 @@ def test_kernels_work_in_as_much_memory_as_is_promised(name, strategy):
     drawn = 4 * T * dim if run is differentiated else 0  # dy before it is rounded, of `differentiated` itself
     most = PER_PAIR * T * K + ROWS * 4 * T * dim + PER_EXPERT * (N + 1) + (CHUNKS if strategy == "dense" else 0)
     assert peak <= result_bytes + drawn + most, (
-        f"{peak / 2**20:.0f} MiB, wanted {(result_bytes + drawn + most) / 2**20:.0f} at most"
+        f"{peak / 2**20:.0f} MiB, expected {(result_bytes + drawn + most) / 2**20:.0f} at most"
     )
 
 

@@ -67,11 +67,11 @@ class TokenRanks:
 
         plain = next((t for t in tensors if not isinstance(t, DTensor)), None)
         if plain is not None:
-            raise TypeError(f"{op}: one argument is {kind(plain)}, and another a DTensor; wanted DTensors only")
+            raise TypeError(f"{op}: one argument is {kind(plain)}, and another a DTensor; expected DTensors only")
         placed = [t for t in tensors if isinstance(t, DTensor)]
         self._mesh = mesh = placed[0].device_mesh
         if any(t.device_mesh != mesh for t in placed):
-            raise ValueError(f"{op}: the DTensors are on different meshes; wanted one mesh")
+            raise ValueError(f"{op}: the DTensors are on different meshes; expected one mesh")
         chosen: list[Placement] = []
         for dimension in range(mesh.ndim):
             own = (t.placements[dimension] for t in placed)
@@ -101,5 +101,5 @@ def _groups(op: str, group: Group) -> list[ProcessGroup]:
     if group is GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{op}: this rank is not in the group; only its ranks call this")
     if not isinstance(group, ProcessGroup):
-        raise TypeError(f"{op}: group is of type {type(group).__name__}, wanted a ProcessGroup or a DeviceMesh")
+        raise TypeError(f"{op}: group is of type {type(group).__name__}, expected a ProcessGroup or a DeviceMesh")
     return [group]

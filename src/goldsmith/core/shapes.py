@@ -29,7 +29,7 @@ def check_shapes(
         fixed = words[1:] if lead is not None else words
         if len(shape) < len(fixed) or (lead is None and len(shape) != len(fixed)):
             wanted = f"at least {len(fixed)}" if lead is not None else str(len(fixed))
-            _fail(op, f"{name} has {len(shape)} dimensions, wanted {wanted}", arguments, hint)
+            _fail(op, f"{name} has {len(shape)} dimensions, expected {wanted}", arguments, hint)
         split = len(shape) - len(fixed)
         named_sizes: list[tuple[str, int | tuple[int, ...]]] = [] if lead is None else [(lead, shape[:split])]
         named_sizes += zip(fixed, shape[split:], strict=True)
@@ -62,7 +62,7 @@ def _text(size: int | tuple[int, ...]) -> str:
 def check_dtype(op: str, name: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
     if tensor.dtype not in allowed:
         wanted = ", ".join(str(d).removeprefix("torch.") for d in allowed)
-        raise TypeError(f"{op}: {name} is {str(tensor.dtype).removeprefix('torch.')}, wanted one of: {wanted}")
+        raise TypeError(f"{op}: {name} is {str(tensor.dtype).removeprefix('torch.')}, expected one of: {wanted}")
 
 
 def kind(value: object) -> str:
@@ -73,12 +73,12 @@ def kind(value: object) -> str:
 
 def check_tensor(op: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        raise TypeError(f"{op}: {name} is {kind(value)}, wanted a torch.Tensor")
+        raise TypeError(f"{op}: {name} is {kind(value)}, expected a torch.Tensor")
     if value.is_nested:
-        raise TypeError(f"{op}: {name} is nested, wanted a dense tensor: {name}.to_padded_tensor(0.0), or its parts")
+        raise TypeError(f"{op}: {name} is nested, expected a dense tensor: {name}.to_padded_tensor(0.0), or its parts")
     if value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
-        raise TypeError(f"{op}: {name} is {layout}, wanted a dense tensor: {name}.to_dense()")
+        raise TypeError(f"{op}: {name} is {layout}, expected a dense tensor: {name}.to_dense()")
 
 
 def check_same_device(op: str, tensors: Mapping[str, Tensor | None]) -> None:
@@ -100,4 +100,4 @@ def check_choice(op: str, name: str, value: object, choices: Sequence[object]) -
 def check_at_least(op: str, name: str, value: float, least: float) -> None:
     """Check that a number is at least `least`; NaN is refused, too."""
     if not value >= least:
-        raise ValueError(f"{op}: {name}={value!r}, wanted a number of at least {least}")
+        raise ValueError(f"{op}: {name}={value!r}, expected a number of at least {least}")

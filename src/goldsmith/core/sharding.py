@@ -240,7 +240,7 @@ def _common_mesh(op: ShardedOperator, named: Mapping[str, Tensor | None]) -> Dev
                 )
         elif isinstance(tensor, Tensor) and not (op.axes[name].is_any and not tensor.requires_grad):
             raise TypeError(
-                f"{op.name}: {name} is {kind(tensor)}, but {first} is a DTensor on {mesh}; wanted DTensors only: "
+                f"{op.name}: {name} is {kind(tensor)}, but {first} is a DTensor on {mesh}; expected DTensors only: "
                 f"distribute_tensor({name}, mesh), or distribute_module for the parameters of a module"
             )
     return mesh

@@ -49,7 +49,7 @@ class ExpertParallel(ParallelStyle):
         for name, layout in (("input_layouts", input_layouts), ("output_layouts", output_layouts)):
             if layout is not None and not isinstance(layout, Placement):
                 raise TypeError(
-                    f"distributed.ExpertParallel: {name}={layout!r}, wanted Shard(0), Shard(1) or Replicate() of "
+                    f"distributed.ExpertParallel: {name}={layout!r}, expected Shard(0), Shard(1) or Replicate() of "
                     "torch.distributed.tensor"
                 )
         self.input_layouts = (input_layouts or Shard(0),)
@@ -62,11 +62,11 @@ class ExpertParallel(ParallelStyle):
         if not any(name in TABLES for name, _ in module.named_parameters(recurse=False)):
             raise ValueError(
                 f"distributed.ExpertParallel: {type(module).__name__} has none of the parameters "
-                f"{', '.join(sorted(TABLES))}; wanted a layer with experts, such as router.OmniMoE"
+                f"{', '.join(sorted(TABLES))}; expected a layer with experts, such as router.OmniMoE"
             )
         if device_mesh.ndim != 1:
             raise ValueError(
-                f"distributed.ExpertParallel: {device_mesh} has {device_mesh.ndim} dimensions, wanted one of them, "
+                f"distributed.ExpertParallel: {device_mesh} has {device_mesh.ndim} dimensions, expected one of them, "
                 'such as mesh["ep"]'
             )
         distribute_module(module, device_mesh, _distribute)

@@ -39,10 +39,10 @@ def shard(
     sparse_grad=True and for one that ExpertParallel has put on the same ranks, and what fully_shard raises.
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"distributed.shard: module is of type {type(module).__name__}, wanted a torch.nn.Module")
+        raise TypeError(f"distributed.shard: module is of type {type(module).__name__}, expected a torch.nn.Module")
     if mp_policy is not None and not isinstance(mp_policy, MixedPrecisionPolicy):
         raise TypeError(
-            f"distributed.shard: mp_policy={mp_policy!r}, wanted a torch.distributed.fsdp.MixedPrecisionPolicy"
+            f"distributed.shard: mp_policy={mp_policy!r}, expected a torch.distributed.fsdp.MixedPrecisionPolicy"
         )
     ignored = set(ignored_params or ())
     for name, part in module.named_modules():

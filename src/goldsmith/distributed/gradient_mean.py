@@ -29,7 +29,9 @@ def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     different parameters; the last two on all ranks.
     """
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"{OP}: mesh is of type {type(mesh).__name__}, wanted a DeviceMesh of all ranks with own rows")
+        raise TypeError(
+            f"{OP}: mesh is of type {type(mesh).__name__}, expected a DeviceMesh of all ranks with own rows"
+        )
     trained = [p for p in parameters if p.requires_grad]
     _complete(trained, mesh)
     missing: dict[tuple[int, str], list[Tensor]] = {}  # by mesh dimension and device: what is still to be summed there
@@ -58,7 +60,7 @@ def _complete(parameters: Sequence[Tensor], mesh: DeviceMesh) -> None:
     for index, parameter in enumerate(parameters):
         if isinstance(parameter.grad, Tensor) and parameter.grad.layout is not torch.strided:
             raise TypeError(
-                f"{OP}: the gradient of parameter {index}, {list(parameter.shape)}, is sparse, wanted dense"
+                f"{OP}: the gradient of parameter {index}, {list(parameter.shape)}, is sparse, expected dense"
             )
     has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
     some = has.clone()
@@ -89,6 +91,6 @@ def _dimensions(inner: DeviceMesh, mesh: DeviceMesh) -> set[int]:
     if not set(inner.mesh_dim_names or ("",)) <= set(names):
         raise ValueError(
             f"{OP}: a parameter is on {inner}, whose dimensions {mesh} does not have; "
-            "wanted the mesh from which the parameter's mesh was taken, with names of its dimensions"
+            "expected the mesh from which the parameter's mesh was taken, with names of its dimensions"
         )
     return {names.index(name) for name in inner.mesh_dim_names or ()}

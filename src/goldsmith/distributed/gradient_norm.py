@@ -38,15 +38,15 @@ def clip_grad_norm(
     """
     for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
         if not isinstance(value, (Real, Tensor)):
-            raise TypeError(f"distributed.clip_grad_norm: {name}={value!r}, wanted a number")
+            raise TypeError(f"distributed.clip_grad_norm: {name}={value!r}, expected a number")
     if not max_norm >= 0:
-        raise ValueError(f"distributed.clip_grad_norm: max_norm={max_norm!r}, wanted a number of at least 0")
+        raise ValueError(f"distributed.clip_grad_norm: max_norm={max_norm!r}, expected a number of at least 0")
     if not norm_type > 0:
-        raise ValueError(f"distributed.clip_grad_norm: norm_type={norm_type!r}, wanted a number above 0, or inf")
+        raise ValueError(f"distributed.clip_grad_norm: norm_type={norm_type!r}, expected a number above 0, or inf")
     owners = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     other = next((owner for owner in owners if not isinstance(owner, Tensor)), None)
     if other is not None:
-        raise TypeError(f"distributed.clip_grad_norm: parameters has a {type(other).__name__}, wanted tensors")
+        raise TypeError(f"distributed.clip_grad_norm: parameters has a {type(other).__name__}, expected tensors")
     norms = _norms(owners, float(norm_type))
     if stages is not None:
         every: list[Any] = [None] * stages.size()

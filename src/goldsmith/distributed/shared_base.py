@@ -32,7 +32,7 @@ def shared_base(make: Callable[[], PackedExperts], group: ProcessGroup) -> Packe
 
     if not isinstance(group, distributed.ProcessGroup):
         raise TypeError(
-            f"distributed.shared_base: group is of type {type(group).__name__}, wanted the ProcessGroup of one "
+            f"distributed.shared_base: group is of type {type(group).__name__}, expected the ProcessGroup of one "
             "machine's ranks: distributed.machine_group()"
         )
     base: PackedExperts | None = None
@@ -43,7 +43,7 @@ def shared_base(make: Callable[[], PackedExperts], group: ProcessGroup) -> Packe
             base = make()
             if not isinstance(base, PackedExperts):
                 raise TypeError(
-                    f"distributed.shared_base: make() returned a {type(base).__name__}, wanted a PackedExperts"
+                    f"distributed.shared_base: make() returned a {type(base).__name__}, expected a PackedExperts"
                 )
             message[0] = _published(base, files)
         except Exception as error:  # noqa: BLE001  raised again below, and named on the other ranks

@@ -26,7 +26,7 @@ def base_of(op: str, base: object) -> tuple[Tensor, Tensor, Tensor | None, Tenso
         return gate_up, down, *(biases or (None, None)), ""
     value_text = f"a {type(base).__name__}" + (f" of {len(base)}" if isinstance(base, (tuple, list)) else "")
     raise TypeError(
-        f"{op}: base is {value_text}, wanted a PackedExperts, or a tuple of tensors: (gate_up [E, 2I, H], "
+        f"{op}: base is {value_text}, expected a PackedExperts, or a tuple of tensors: (gate_up [E, 2I, H], "
         "down [E, H, I]) or (gate_up, down, gate_up_bias [E, 2I], down_bias [E, H])"
     )
 
@@ -49,7 +49,7 @@ def lora_of(
         return factors, scales, p, new_seed() if p else None
     if not isinstance(lora, Mapping):
         raise TypeError(
-            f"{op}: lora is a {type(lora).__name__}, wanted an experts.LoRA, or a dict of (A, B) with keys from "
+            f"{op}: lora is a {type(lora).__name__}, expected an experts.LoRA, or a dict of (A, B) with keys from "
             f"{', '.join(TARGETS)}"
         )
     unknown = [key for key in lora if key not in TARGETS]
@@ -62,7 +62,7 @@ def lora_of(
             value_text = (
                 f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else type(pair).__name__
             )
-            raise TypeError(f"{op}: lora[{target!r}] is a {value_text}, wanted (A [E, r, in], B [E, out, r])")
+            raise TypeError(f"{op}: lora[{target!r}] is a {value_text}, expected (A [E, r, in], B [E, out, r])")
         pairs += (None, None) if pair is None else pair
     return tuple(pairs), _scales(op, scaling, lora), 0.0, None
 

@@ -81,7 +81,7 @@ def _check_dtypes(op: str, tensors: Mapping[str, Tensor], options: MoeOptions) -
                 )
     weights = tensors.get("topk_weights", x).dtype
     if weights not in (torch.float32, x.dtype):
-        raise TypeError(f"{op}: topk_weights is {named(weights)}, wanted float32 or x's {named(x.dtype)}")
+        raise TypeError(f"{op}: topk_weights is {named(weights)}, expected float32 or x's {named(x.dtype)}")
     if tensors["gate_up"].dtype != tensors["down"].dtype:
         raise TypeError(
             f"{op}: down is {named(tensors['down'].dtype)}, but gate_up is {named(tensors['gate_up'].dtype)}; convert "
@@ -151,7 +151,7 @@ def _check_factor(
     tensor = tensors[name]
     out, width = (hidden, inner) if target == "down" else (inner, hidden)
     if tensor.dim() != 3:
-        fail(f"{name} has {tensor.dim()} dimensions, wanted 3")
+        fail(f"{name} has {tensor.dim()} dimensions, expected 3")
     if tensor.shape[0] != experts:
         fail(f"{name} has experts={tensor.shape[0]}, but the base has experts={experts}")
     if which == "a":
@@ -182,7 +182,7 @@ def _check_options(op: str, tensors: Mapping[str, Tensor], options: MoeOptions) 
     check_activation(op, options["activation"], options["limit"])
     dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
-        raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
+        raise ValueError(f"{op}: dropout={dropout!r}, expected a probability of at least 0 and below 1")
     tokens = math.prod(tensors["x"].shape[:-1])
     if dropout and ("seed" not in tensors or tensors["seed"].numel() not in (1, 1 + tokens)):
         raise ValueError(

@@ -71,7 +71,7 @@ def flat(t: Tensor) -> Tensor:
 
 def number(op: str, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, expected a number")
     return float(value)
 
 
@@ -82,14 +82,14 @@ def finite(op: str, name: str, value: object) -> float:
     """
     result = number(op, name, value)
     if not -math.inf < result < math.inf:
-        raise ValueError(f"{op}: {name}={value!r}, wanted a finite number")
+        raise ValueError(f"{op}: {name}={value!r}, expected a finite number")
     return result
 
 
 def check_count(op: str, name: str, value: object) -> int:
     """`value` as an int of at least 1; raises TypeError for other types, bool among them."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number")
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, expected a whole number")
     if value < 1:
-        raise ValueError(f"{op}: {name}={value}, wanted at least 1")
+        raise ValueError(f"{op}: {name}={value}, expected at least 1")
     return value

@@ -41,7 +41,7 @@ class LayerLora:
             rank = a.shape[1] if a.dim() == 3 else -1
             if a.shape != (experts, rank, width) or b.shape != (experts, out, rank) or rank < 1:
                 raise ShapeError(
-                    f"{op}: the LoRA of {target} has A {list(a.shape)} and B {list(b.shape)}, wanted "
+                    f"{op}: the LoRA of {target} has A {list(a.shape)} and B {list(b.shape)}, expected "
                     f"[{experts}, r, {width}] and [{experts}, {out}, r]"
                 )
             finite(op, f"the scaling of {target}", self.scaling[target])

@@ -62,6 +62,6 @@ def check_ids(op: str, topk_ids: Tensor, experts: int) -> None:
         return
     place = ((topk_ids < -1) | (topk_ids >= experts)).nonzero()[0].tolist()
     raise ValueError(
-        f"{op}: topk_ids{place} is {int(topk_ids[tuple(place)])}, wanted an expert in 0..{experts - 1}, or -1 to "
+        f"{op}: topk_ids{place} is {int(topk_ids[tuple(place)])}, expected an expert in 0..{experts - 1}, or -1 to "
         "skip the slot"
     )

@@ -61,10 +61,10 @@ class LoRA(nn.Module):
         self.alpha = {t: finite(_OP, f"alpha of {t}", a) for t, a in self._each("alpha", alpha).items()}
         self.dropout = number(_OP, "dropout", dropout)
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"{_OP}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
+            raise ValueError(f"{_OP}: dropout={dropout!r}, expected a probability of at least 0 and below 1")
         self.rslora, self.shared_a = bool(rslora), bool(shared_a)
         if not dtype.is_floating_point:
-            raise TypeError(f"{_OP}: dtype={dtype!r}, wanted a floating-point dtype")
+            raise TypeError(f"{_OP}: dtype={dtype!r}, expected a floating-point dtype")
         if self.shared_a and not ({"gate", "up"} <= set(self.targets) and self.rank["gate"] == self.rank["up"]):
             raise ValueError(
                 f"{_OP}: shared_a=True needs gate and up among the targets, with one rank; got "
@@ -121,7 +121,7 @@ class LoRA(nn.Module):
         E, H, I = self.num_experts, self.hidden_size, self.intermediate_size
         for name, tensor, wanted in (("gate_up", gate_up, (E, 2 * I, H)), ("down", down, (E, H, I))):
             if tuple(tensor.shape) != wanted:
-                raise ShapeError(f"{_OP}.merge_into: {name} is {list(tensor.shape)}, wanted {list(wanted)}")
+                raise ShapeError(f"{_OP}.merge_into: {name} is {list(tensor.shape)}, expected {list(wanted)}")
         gate_up, down = gate_up.clone(), down.clone()
         places = {"gate": gate_up[:, :I], "up": gate_up[:, I:], "down": down}
         for target, (a, b) in self.factors().items():
@@ -147,7 +147,7 @@ class LoRA(nn.Module):
 
 def _targets(targets: object) -> tuple[str, ...]:
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
-        raise TypeError(f"{_OP}: targets={targets!r}, wanted a sequence of: {', '.join(TARGETS)}")
+        raise TypeError(f"{_OP}: targets={targets!r}, expected a sequence of: {', '.join(TARGETS)}")
     for target in targets:
         if target not in TARGETS:
             raise ValueError(f"{_OP}: target {target!r} is unknown; known: {', '.join(TARGETS)}")

@@ -40,7 +40,7 @@ class Experts(nn.Module):
         experts, hidden, inner = sizes(gate_up, down, layout)
         if lora is not None:
             if not isinstance(lora, LoRA):
-                raise TypeError(f"experts.Experts: lora is a {type(lora).__name__}, wanted an experts.LoRA or None")
+                raise TypeError(f"experts.Experts: lora is a {type(lora).__name__}, expected an experts.LoRA or None")
             has = (lora.num_experts, lora.hidden_size, lora.intermediate_size)
             if has != (experts, hidden, inner):
                 raise ValueError(

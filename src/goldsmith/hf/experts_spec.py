@@ -247,10 +247,10 @@ def _shape(module: nn.Module, name: str) -> tuple[int, int, int]:
     weight = parametrizations[name].original if name in parametrizations else getattr(module, name, None)
     if not isinstance(weight, Tensor) or weight.dim() != 3:
         actual = "none" if weight is None else f"{type(weight).__name__} {list(getattr(weight, 'shape', []))}"
-        raise _unsupported(module, f"{name} is {actual}, wanted one tensor [experts, out, in]")
+        raise _unsupported(module, f"{name} is {actual}, expected one tensor [experts, out, in]")
     if weight.dtype not in FLOATS:
         raise _unsupported(
-            module, f"{name} is {weight.dtype}, wanted plain floats; quantised weights are read from a checkpoint"
+            module, f"{name} is {weight.dtype}, expected plain floats; quantised weights are read from a checkpoint"
         )
     return weight.shape[0], weight.shape[1], weight.shape[2]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 MOST_LAYERS = 10_000
-IS_A_FILE = "is a file; wanted the folder of a model, or a .gguf file"
+IS_A_FILE = "is a file; expected the folder of a model, or a .gguf file"
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # the config's name for it, by model
 # the auto classes that give a model with logits over tokens, in order of preference
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")

@@ -103,7 +103,7 @@ def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
         dtype_text = str(value.dtype).removeprefix("torch.")
         expected = str(sum_dtype(x.dtype)).removeprefix("torch.")
         raise TypeError(
-            f"{op}: {name} is {dtype_text}, wanted {expected}: coefficients and their parameters must keep full "
+            f"{op}: {name} is {dtype_text}, expected {expected}: coefficients and their parameters must keep full "
             "precision"
         )
 
@@ -200,9 +200,9 @@ def _check_vector(op: str, name: str, value: object, size: int, x: Tensor) -> Te
     if isinstance(value, tuple | list):
         joined = "torch.stack" if name == "alpha" else "torch.cat"
         value_text = f"{type(value).__name__} of {len(value)}"
-        raise TypeError(f"{op}: {name} is a {value_text}, wanted one tensor [{size}]: {joined}({name})")
+        raise TypeError(f"{op}: {name} is a {value_text}, expected one tensor [{size}]: {joined}({name})")
     if not isinstance(value, Tensor):
-        raise TypeError(f"{op}: {name} is {kind(value)}, wanted a tensor [{size}]")
+        raise TypeError(f"{op}: {name} is {kind(value)}, expected a tensor [{size}]")
     check_coefficient(op, name, value, x)
     return value
 
@@ -217,7 +217,7 @@ def check_numbers(op: str, **numbers: float) -> None:
         if isinstance(value, bool) or not isinstance(value, int if name == "iterations" else (int, float)):
             wanted = "a whole number of at least 1" if name == "iterations" else "a number"
             value_text = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
-            raise TypeError(f"{op}: {name}{value_text}, wanted {wanted}")
+            raise TypeError(f"{op}: {name}{value_text}, expected {wanted}")
     _check_ranges(op, **numbers)
 
 
@@ -225,20 +225,20 @@ def check_numbers(op: str, **numbers: float) -> None:
 def _check_ranges(op: str, *, iterations: int = 1, post_mult: float = 1.0, **epsilons: float) -> None:
     check_at_least(op, "iterations", iterations, 1)
     if not post_mult > 0:
-        raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model uses 2.0)")
+        raise ValueError(f"{op}: post_mult={post_mult!r}, expected a number above 0 (the published model uses 2.0)")
     for name, value in epsilons.items():
         check_at_least(op, name, value, 0.0)
     if iterations > MOST_ITERATIONS:
-        raise ValueError(f"{op}: iterations={iterations!r}, wanted at most {MOST_ITERATIONS}")
+        raise ValueError(f"{op}: iterations={iterations!r}, expected at most {MOST_ITERATIONS}")
     for name, value in {"post_mult": post_mult, **epsilons}.items():
         if value > torch.finfo(torch.float32).max:
-            raise ValueError(f"{op}: {name}={value!r}, wanted a number that is finite in float32")
+            raise ValueError(f"{op}: {name}={value!r}, expected a number that is finite in float32")
 
 
 def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
     if not isinstance(value, bool):
         value_text = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
-        raise TypeError(f"{op}: {name}{value_text}, wanted True or False{hint}")
+        raise TypeError(f"{op}: {name}{value_text}, expected True or False{hint}")
 
 
 def check_pre(

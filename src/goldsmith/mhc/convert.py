@@ -102,7 +102,7 @@ def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, Options]:
     pre_eps=0.0, orientation="in_out", and gamma=True if there is a norm_weight.
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise ValueError(f"mhc.from_te: n={n!r}, wanted a whole number of at least 1")
+        raise ValueError(f"mhc.from_te: n={n!r}, expected a whole number of at least 1")
     tensors = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
     phi = tensors["phi"]
     if phi.dim() != 2 or phi.shape[0] != mix_count(n) or phi.shape[1] % n or not phi.shape[1]:
@@ -187,7 +187,7 @@ def _checked(
         problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
         also = f" (and optionally {', '.join(optional)})" if optional else ""
         raise ValueError(
-            f"mhc.{function}: the state {problem}; wanted {', '.join(wanted)}{also}; {_listed('keys', own)}"
+            f"mhc.{function}: the state {problem}; expected {', '.join(wanted)}{also}; {_listed('keys', own)}"
         )
     present = [*wanted, *(name for name in optional if own.get(name) is not None)]
     return {name: _float(function, name, own[name]) for name in present}
@@ -196,7 +196,7 @@ def _checked(
 def _mapping(function: str, state: object) -> None:
     if not isinstance(state, Mapping):
         hint = ": its state_dict()" if isinstance(state, nn.Module) else ""
-        raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, wanted a dict of tensors{hint}")
+        raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, expected a dict of tensors{hint}")
 
 
 def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
@@ -212,7 +212,7 @@ def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     """The state's keys of fn, base and scale, in either of the two spellings."""
     _mapping("from_hf", state)
     if not isinstance(prefix, str):
-        raise TypeError(f"mhc.from_hf: prefix={prefix!r}, wanted a string such as 'model.layers.0.attn_hc'")
+        raise TypeError(f"mhc.from_hf: prefix={prefix!r}, expected a string such as 'model.layers.0.attn_hc'")
     names_tried = []
     for joint in ("", "hc_") if not prefix or prefix[-1] in "._" else (".", "_", ".hc_"):
         keys = {name: f"{prefix}{joint}{name}" for name in ("fn", "base", "scale")}
@@ -233,12 +233,12 @@ def _listed(label: str, names: Iterable[object]) -> str:
 
 
 def _wrong_shape(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
-    return ValueError(f"mhc.{function}: {name} is {list(value.shape)}, wanted {wanted}")
+    return ValueError(f"mhc.{function}: {name} is {list(value.shape)}, expected {wanted}")
 
 
 def _size(function: str, name: str, value: Tensor, size: int) -> None:
     if value.numel() != size:
-        raise ValueError(f"mhc.{function}: {name} has shape {list(value.shape)}, wanted {size} elements")
+        raise ValueError(f"mhc.{function}: {name} has shape {list(value.shape)}, expected {size} elements")
 
 
 def _config(config: object, name: str) -> object:

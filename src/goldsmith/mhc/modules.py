@@ -116,7 +116,7 @@ class HyperConnection(_Float32Module):
         for argument, function, of in (("layer", layer, "h_in"), ("norm", norm, "h_in, or None")):
             if not callable(function) and not (argument == "norm" and function is None):
                 raise TypeError(
-                    f"{name}: {argument} is of type {type(function).__name__}, wanted a module or function of {of}"
+                    f"{name}: {argument} is of type {type(function).__name__}, expected a module or function of {of}"
                 )
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
         self.settings = ConnectionSettings(
@@ -240,7 +240,7 @@ def _as_it_is_now(norm: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor],
 def normed(h_in: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
     h = h_in if norm is None else norm(h_in)
     if not isinstance(h, Tensor):
-        raise TypeError(f"mhc.HyperConnection: norm returned a {type(h).__name__}, wanted one tensor")
+        raise TypeError(f"mhc.HyperConnection: norm returned a {type(h).__name__}, expected one tensor")
     return h
 
 
@@ -249,7 +249,7 @@ def split(output: object) -> tuple[Tensor, tuple[object, ...]]:
     f, rest = (output[0], tuple(output[1:])) if isinstance(output, tuple) and output else (output, ())
     if not isinstance(f, Tensor):
         raise TypeError(
-            f"mhc.HyperConnection: layer returned a {type(f).__name__}, wanted f [*batch, dim] or (f, *rest)"
+            f"mhc.HyperConnection: layer returned a {type(f).__name__}, expected f [*batch, dim] or (f, *rest)"
         )
     return f, rest
 
@@ -261,7 +261,7 @@ def join(x_next: Tensor, rest: tuple[object, ...]) -> Output:
 def _sizes(module: str, dim: int, n: int) -> tuple[int, int]:
     for name, size in (("dim", dim), ("n", n)):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{module}: {name}={size!r}, wanted a whole number of at least 1")
+            raise ValueError(f"{module}: {name}={size!r}, expected a whole number of at least 1")
     return dim, n
 
 
@@ -290,7 +290,7 @@ def _warn_of_rounding(dtype: torch.dtype) -> None:
 
 def check_x(module: str, x: Tensor, n: int, dim: int) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{module}: x is {kind(x)}, wanted a torch.Tensor")
+        raise TypeError(f"{module}: x is {kind(x)}, expected a torch.Tensor")
     if tuple(x.shape[-2:]) == (n, dim):
         return
     hint = ""

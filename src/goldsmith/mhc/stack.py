@@ -29,14 +29,14 @@ class HyperStack(nn.Module):
         super().__init__()
         if isinstance(connections, (HyperConnection, Tensor)) or not isinstance(connections, Iterable):
             value_text = f"connections is {kind(connections)}"
-            raise TypeError(f"mhc.HyperStack: {value_text}, wanted a list: mhc.HyperStack([connection, ...])")
+            raise TypeError(f"mhc.HyperStack: {value_text}, expected a list: mhc.HyperStack([connection, ...])")
         connections = list(connections)
         if not connections:
-            raise TypeError("mhc.HyperStack: connections is empty, wanted at least one mhc.HyperConnection")
+            raise TypeError("mhc.HyperStack: connections is empty, expected at least one mhc.HyperConnection")
         for at, connection in enumerate(connections):
             if not isinstance(connection, HyperConnection):
                 value_text = f"connections[{at}] is {kind(connection)}"
-                raise TypeError(f"mhc.HyperStack: {value_text}, wanted a connection: mhc.HyperConnection(dim, layer)")
+                raise TypeError(f"mhc.HyperStack: {value_text}, expected a connection: mhc.HyperConnection(dim, layer)")
         if isinstance(keep_every, bool) or not isinstance(keep_every, int) or keep_every != 1:
             raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, but only 1 is supported")
         sizes = {(c.n, c.dim) for c in connections}

@@ -163,13 +163,13 @@ class EngineAdapters:
 
     def _name(self, name: object) -> str:
         if not isinstance(name, str) or not name:
-            raise TypeError(f"{OP}: an adapter's name is {name!r}, wanted a text")
+            raise TypeError(f"{OP}: an adapter's name is {name!r}, expected a text")
         return name
 
     def _checked(self, name: str, layers: object) -> Layers:
         where = f"{OP}: adapter {name!r}"
         if not isinstance(layers, Mapping):
-            raise TypeError(f"{where} is {kind(layers)}, wanted {{layer: LayerLora}}")
+            raise TypeError(f"{where} is {kind(layers)}, expected {{layer: LayerLora}}")
         store = self._store
         for layer, lora in layers.items():
             if layer not in store.layers:

@@ -46,7 +46,7 @@ def calibration_for(
         return None, None
     if calibration is not None and not isinstance(calibration, (str, Path)):
         if not isinstance(getattr(calibration, "costs", None), Costs):
-            raise TypeError(f"{OP}: calibration={calibration!r}, wanted a Calibration, the path of one, or None")
+            raise TypeError(f"{OP}: calibration={calibration!r}, expected a Calibration, the path of one, or None")
         return calibration, None
     if calibration is not None:
         try:

@@ -46,19 +46,23 @@ def settings(
     check_choice(OP, "guard", guard, GUARDS)
     check_choice(OP, "lanes", lanes, LANES)
     if isinstance(prefill, bool) or not isinstance(prefill, (str, int)):
-        raise TypeError(f"{OP}: prefill={prefill!r}, wanted one of {', '.join(map(repr, PREFILLS))}, or a token count")
+        raise TypeError(
+            f"{OP}: prefill={prefill!r}, expected one of {', '.join(map(repr, PREFILLS))}, or a token count"
+        )
     if isinstance(prefill, str):
         check_choice(OP, "prefill", prefill, PREFILLS)
     elif prefill < 1:
-        raise ValueError(f"{OP}: prefill={prefill}, wanted at least 1: the token count from which layers are streamed")
+        raise ValueError(
+            f"{OP}: prefill={prefill}, expected at least 1: the token count from which layers are streamed"
+        )
     if not isinstance(adaptive, bool):
-        raise TypeError(f"{OP}: adaptive={adaptive!r}, wanted True or False")
+        raise TypeError(f"{OP}: adaptive={adaptive!r}, expected True or False")
     where = chosen_device(device)
     count = default_threads(where) if threads is None else threads
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"{OP}: threads={threads!r}, wanted a whole number of at least 1, or None")
+        raise TypeError(f"{OP}: threads={threads!r}, expected a whole number of at least 1, or None")
     if not 1 <= count <= 1024:
-        raise ValueError(f"{OP}: threads={threads}, wanted a number from 1 to 1024")
+        raise ValueError(f"{OP}: threads={threads}, expected a number from 1 to 1024")
     return EngineSettings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
 
 
@@ -67,9 +71,9 @@ def check_store(store: object, exact: object) -> None:
     from .store.expert_store import ExpertStore
 
     if not isinstance(store, ExpertStore):
-        raise TypeError(f"{OP}: store is {kind(store)}, wanted an ExpertStore: ExpertStore.open(path)")
+        raise TypeError(f"{OP}: store is {kind(store)}, expected an ExpertStore: ExpertStore.open(path)")
     if not isinstance(exact, bool):
-        raise TypeError(f"{OP}: exact={exact!r}, wanted True or False")
+        raise TypeError(f"{OP}: exact={exact!r}, expected True or False")
     if exact and not store.exact:
         raise ValueError(
             f"{OP}: the store's format {store.format!r} does not hold the model's weights exactly; allow that with "

@@ -27,34 +27,36 @@ def check_count(op: str, name: str, value: object, about: str = "", *, least: in
     """Refuses a value that is not a whole number of at least `least`; True is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         use = f"; use int({name})" if hasattr(value, "__index__") and not isinstance(value, bool) else ""
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number{about}{use}")
+        raise TypeError(
+            f"{op}: {name}={value!r} is of type {type(value).__name__}, expected a whole number{about}{use}"
+        )
     if value < least:
-        raise ValueError(f"{op}: {name}={value}, wanted at least {least}{about}")
+        raise ValueError(f"{op}: {name}={value}, expected at least {least}{about}")
 
 
 def check_flag(op: str, name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted True or False")
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, expected True or False")
 
 
 def check_fraction(op: str, name: str, value: object) -> None:
     """Refuses a value that is not a number with 0 <= value < 1; True is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number 0 <= {name} < 1")
+        raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, expected a number 0 <= {name} < 1")
     if not 0 <= value < 1:
-        raise ValueError(f"{op}: {name}={value!r}, wanted 0 <= {name} < 1")
+        raise ValueError(f"{op}: {name}={value!r}, expected 0 <= {name} < 1")
 
 
 def check_device(op: str, device: object) -> torch.device:
     if not isinstance(device, (str, torch.device)):
         raise TypeError(
-            f"{op}: device={device!r} is of type {type(device).__name__}, wanted a torch.device or its name"
+            f"{op}: device={device!r} is of type {type(device).__name__}, expected a torch.device or its name"
         )
     try:
         return torch.device(device)
     except RuntimeError as error:
         raise ValueError(
-            f"{op}: device={device!r} is not a torch device; wanted one such as 'cpu' or 'cuda'"
+            f"{op}: device={device!r} is not a torch device; expected one such as 'cpu' or 'cuda'"
         ) from error
 
 

@@ -92,7 +92,7 @@ def axis_sizes(name: str, num_experts: int | tuple[int, int]) -> tuple[int, int]
     sizes = _axis_sizes(name, num_experts)
     if math.prod(sizes) > MOST_PAIRS:
         raise ValueError(
-            f"{name}: num_experts={sizes[0]} * {sizes[1]}, wanted at most 2^31 - 1 in all: indices are int32"
+            f"{name}: num_experts={sizes[0]} * {sizes[1]}, expected at most 2^31 - 1 in all: indices are int32"
         )
     return sizes
 
@@ -100,7 +100,9 @@ def axis_sizes(name: str, num_experts: int | tuple[int, int]) -> tuple[int, int]
 def _axis_sizes(name: str, num_experts: int | tuple[int, int]) -> tuple[int, int]:
     if isinstance(num_experts, (tuple, list)):
         if len(num_experts) != 2:
-            raise ValueError(f"{name}: num_experts={tuple(num_experts)}, wanted two sizes (sx, sy), or a square number")
+            raise ValueError(
+                f"{name}: num_experts={tuple(num_experts)}, expected two sizes (sx, sy), or a square number"
+            )
         for size in num_experts:
             check_count(name, "num_experts", size, " for each of (sx, sy)")
         return num_experts[0], num_experts[1]
@@ -133,14 +135,14 @@ def check_placement(name: str, device: torch.device | str | None, dtype: torch.d
         check_device(name, device)
     if dtype is not None and dtype not in FLOATS:
         wanted = ", ".join(dtype_name(one) for one in FLOATS)
-        raise TypeError(f"{name}: dtype={dtype!r}, wanted None or one of: {wanted}")
+        raise TypeError(f"{name}: dtype={dtype!r}, expected None or one of: {wanted}")
 
 
 def check_h(name: str, h: Tensor, hidden_size: int, weight: object, return_router: bool) -> None:
     """Raises for a wrong h. weight: the first projection's, whose dtype h must have unless autocast is on."""
     check_flag(name, "return_router", return_router)
     if not isinstance(h, Tensor):
-        raise TypeError(f"{name}: h is {kind(h)}, wanted a torch.Tensor")
+        raise TypeError(f"{name}: h is {kind(h)}, expected a torch.Tensor")
     if h.dim() == 0 or h.shape[-1] != hidden_size:
         raise ShapeError(f"{name}: h is {list(h.shape)}, expected [*batch, {hidden_size}]")
     like = getattr(weight, "dtype", h.dtype)  # not a float if another library packed the weight

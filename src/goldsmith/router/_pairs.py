@@ -34,7 +34,7 @@ class Pairs:
         if self._inspectable and bool(self._wrong.any()):
             place = tuple(int(i) for i in self._wrong.view(self._indices.shape).nonzero()[0])
             raise IndexError(
-                f"router.atomic_experts: indices{list(place)} is {int(self._indices[place])}, wanted -1 (skipped) or "
+                f"router.atomic_experts: indices{list(place)} is {int(self._indices[place])}, expected -1 (skipped) or "
                 f"0 <= index < N = {self.n}"
             )
 

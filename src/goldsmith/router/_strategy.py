@@ -45,7 +45,9 @@ def choose_strategy(
     for name, value in (("num_experts", num_experts), ("hidden", hidden)):
         check_count(op, name, value)
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
-        raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{dtype_name(d)}' for d in FLOATS)}")
+        raise TypeError(
+            f"{op}: dtype={dtype!r}, expected one of: {', '.join(f'torch.{dtype_name(d)}' for d in FLOATS)}"
+        )
     return rule_based_strategy(tokens, k, num_experts, dtype, check_device(op, device).type)
 
 

@@ -191,7 +191,7 @@ def to_product_key_memory(module: PEER) -> State:
 
 def _mapping(function: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     if not isinstance(state, Mapping):
-        raise TypeError(f"router.{function}: state_dict is {kind(state)}, wanted a mapping of tensors")
+        raise TypeError(f"router.{function}: state_dict is {kind(state)}, expected a mapping of tensors")
     return state
 
 
@@ -202,7 +202,7 @@ def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str
     unknown = sorted(str(name) for name in set(state) - set(names.values()))
     if missing or unknown:
         text = "; ".join(f"{label}: {', '.join(k)}" for label, k in (("missing", missing), ("unknown", unknown)) if k)
-        raise ValueError(f"router.{function}: {text}; it has {len(state)} keys, wanted {', '.join(names.values())}")
+        raise ValueError(f"router.{function}: {text}; it has {len(state)} keys, expected {', '.join(names.values())}")
     _same_dtype(f"router.{function}", {theirs: state[theirs] for theirs in names.values()})
     return {ours: state[theirs].detach() for ours, theirs in names.items()}
 
@@ -281,12 +281,12 @@ def _shapes(function: str, tensors: State, wanted: Mapping[str, tuple[int, ...]]
 
 
 def _wrong(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
-    return ValueError(f"router.{function}: {name} is {list(value.shape)}, wanted {wanted}")
+    return ValueError(f"router.{function}: {name} is {list(value.shape)}, expected {wanted}")
 
 
 def _instance(function: str, module: object, wanted: type) -> None:
     if not isinstance(module, wanted):
-        raise TypeError(f"router.{function}: module is {kind(module)}, wanted a router.{wanted.__name__}")
+        raise TypeError(f"router.{function}: module is {kind(module)}, expected a router.{wanted.__name__}")
 
 
 def _form(function: str, form: Mapping[str, tuple[object, object]]) -> None:

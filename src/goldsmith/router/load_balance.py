@@ -83,7 +83,7 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None, g
         check_dtype(op, "weights", weights, FLOATS)
         check_same_device(op, {"indices": indices, "weights": weights})
         if weights.shape != indices.shape:
-            shapes = f"weights is {list(weights.shape)}, wanted the shape of indices, {list(indices.shape)}"
+            shapes = f"weights is {list(weights.shape)}, expected the shape of indices, {list(indices.shape)}"
             raise ShapeError(f"{op}: {shapes}")
     ranks = TokenRanks(op, (indices,) if weights is None else (indices, weights), group)
     flat, valid = _entries(op, ranks.tensors[0], num_experts)
@@ -154,7 +154,7 @@ def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tu
     if any(len(s) == 0 or s[-1] == 0 for s in shapes) or len({s[:-1] for s in shapes}) > 1:
         shape_texts = ", ".join(f"{n} {list(s)}" for n, s in zip(("x", "y", "indices"), shapes, strict=True))
         raise ShapeError(
-            f"{op}: {shape_texts}; wanted [*batch, sx], [*batch, sy], [*batch, k] with sx, sy and k at least 1"
+            f"{op}: {shape_texts}; expected [*batch, sx], [*batch, sy], [*batch, k] with sx, sy and k at least 1"
         )
     return x.shape[-1], y.shape[-1]
 
@@ -166,7 +166,8 @@ def _entries(op: str, indices: Tensor, n: int) -> tuple[Tensor, Tensor]:
     flat = indices.reshape(-1).long()
     if can_inspect(flat) and bool(((flat < -1) | (flat >= n)).any()):
         raise IndexError(
-            f"{op}: indices range from {int(flat.min())} to {int(flat.max())}, wanted -1 (ignored) or 0 <= index < {n}"
+            f"{op}: indices range from {int(flat.min())} to {int(flat.max())}, "
+            f"expected -1 (ignored) or 0 <= index < {n}"
         )
     valid = (flat >= 0) & (flat < n)
     return flat.masked_fill(~valid, 0), valid

@@ -73,7 +73,7 @@ class PEER(nn.Module):
         check_count(name, "hidden_size", hidden_size)
         sizes = axis_sizes(name, num_experts)
         if sizes[0] != sizes[1]:
-            raise ValueError(f"{name}: num_experts={tuple(sizes)}, wanted a square: both axes have keys of one shape")
+            raise ValueError(f"{name}: num_experts={tuple(sizes)}, expected a square: both axes have keys of one shape")
         check_k(name, k, sizes)
         check_count(name, "heads", heads)
         key_dim = max(1, hidden_size // 2) if key_dim is None else key_dim

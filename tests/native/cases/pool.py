@@ -57,7 +57,7 @@ def errors_are_raised_and_the_pool_keeps_working():
         unknown = "an exception of unknown type in the native library"
         refused(RuntimeError, unknown, LIBRARY.gs_selftest_throw, threads, 3)
     for threads in (0, -1, 1025):
-        wanted = f"threads is {threads}, wanted a number from 1 to 1024"
+        wanted = f"threads is {threads}, expected a number from 1 to 1024"
         refused(ValueError, wanted, LIBRARY.gs_selftest_throw, threads, 0)
 
 

@@ -56,7 +56,7 @@ class RankPool:
 
     def __init__(self, world: int, *, device: str = "cpu", limit_s: float = LIMIT_S) -> None:
         if not isinstance(world, int) or world < 1:
-            raise ValueError(f"RankPool: world={world!r}, wanted a number of ranks of at least 1")
+            raise ValueError(f"RankPool: world={world!r}, expected a number of ranks of at least 1")
         if device == "cuda" and torch.cuda.device_count() < world:
             raise ValueError(f"RankPool: world={world} ranks need as many GPUs; this machine has {_gpus()}")
         self.world, self.device, self._limit_s = world, device, limit_s

@@ -84,7 +84,7 @@ def run(call: RankCall) -> RankAnswer:
         results: dict[str, Tensor | None] = {}
         for name, value in named.items():
             if value is not None and not isinstance(value, Tensor):
-                raise TargetError(f"{name} is of type {type(value).__name__}, wanted a tensor or None")
+                raise TargetError(f"{name} is of type {type(value).__name__}, expected a tensor or None")
             results[name] = None if value is None else _own_part(value, mesh, call.placements.get(name))
         if call.grads:
             results |= _gradients(call, mesh, named, leaves)

@@ -27,7 +27,7 @@ class SimulatedRanks:
 
     def __init__(self, world: int) -> None:
         if not isinstance(world, int) or world < 1:
-            raise ValueError(f"SimulatedRanks: world={world!r}, wanted a number of ranks of at least 1")
+            raise ValueError(f"SimulatedRanks: world={world!r}, expected a number of ranks of at least 1")
         if distributed.is_initialized():
             raise RuntimeError("SimulatedRanks: this process has a process group; close it, or use it")
         try:

@@ -29,10 +29,10 @@ def unsupported(tensors: dict, options: dict) -> str | None:
         return f"the base is packed ({options['layout'].partition(':')[0]}); on a GPU it must be plain bfloat16 tensors"
     for name in ("x", "gate_up", "down"):
         if tensors[name].dtype != torch.bfloat16:
-            return f"{name} is {named(tensors[name].dtype)}, wanted bfloat16"
+            return f"{name} is {named(tensors[name].dtype)}, expected bfloat16"
     _, hidden, inner = tensors["down"].shape
     if hidden % GRAIN or inner % GRAIN:
-        return f"the base has hidden={hidden} and intermediate={inner}, wanted multiples of {GRAIN}"
+        return f"the base has hidden={hidden} and intermediate={inner}, expected multiples of {GRAIN}"
     return None
 
 

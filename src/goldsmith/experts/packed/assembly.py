@@ -46,15 +46,17 @@ def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[
     if nodes is None:
         return spread(partitions) if partitions > 1 else ()
     if not isinstance(nodes, Sequence) or isinstance(nodes, (str, bytes)):
-        raise TypeError(f"{op}: nodes={nodes!r} is {kind(nodes)}, wanted a list with a node for each slice, or None")
+        raise TypeError(f"{op}: nodes={nodes!r} is {kind(nodes)}, expected a list with a node for each slice, or None")
     known = nodes_of_machine()
     if len(nodes) != partitions:
         raise ValueError(
-            f"{op}: nodes={list(nodes)} has {len(nodes)} entries, wanted one for each of {partitions} slices"
+            f"{op}: nodes={list(nodes)} has {len(nodes)} entries, expected one for each of {partitions} slices"
         )
     for node in nodes:
         if isinstance(node, bool) or not isinstance(node, int):
-            raise TypeError(f"{op}: nodes={list(nodes)} holds {kind(node)}, wanted the number of a node for each slice")
+            raise TypeError(
+                f"{op}: nodes={list(nodes)} holds {kind(node)}, expected the number of a node for each slice"
+            )
         if node not in known:
             raise ValueError(f"{op}: nodes={list(nodes)}: this machine has no node {node}; it has {known}")
     return tuple(nodes)

@@ -37,7 +37,7 @@ def from_blocks(
     least = one.expert_nbytes
     if blocks.dim() != 2 or blocks.shape[0] < 1 or blocks.shape[1] < least or blocks.shape[1] % 64:
         raise ShapeError(
-            f"{_OP}: blocks is {list(blocks.shape)}, wanted [E, bytes], bytes a multiple of 64 of at least {least}, "
+            f"{_OP}: blocks is {list(blocks.shape)}, expected [E, bytes], bytes a multiple of 64 of at least {least}, "
             f"the size of an expert in {format} with hidden_size={hidden_size}, intermediate_size={intermediate_size}"
         )
     if not blocks.is_contiguous():
@@ -53,7 +53,7 @@ def from_blocks(
         check_tensor(_OP, name, bias)
         check_dtype(_OP, name, bias, (torch.float32, torch.bfloat16, torch.float16))
         if tuple(bias.shape) != (experts, width):
-            raise ShapeError(f"{_OP}: {name} is {list(bias.shape)}, wanted [{experts}, {width}]")
+            raise ShapeError(f"{_OP}: {name} is {list(bias.shape)}, expected [{experts}, {width}]")
     with frozen():
         blob = blocks.detach().view(-1)
         gate_up_bias, down_bias = (None if bias is None else bias.detach() for bias in biases)
@@ -62,9 +62,9 @@ def from_blocks(
 
 def block_of(layout: Layout, gate_up: Tensor, down: Tensor, expert: int) -> Tensor:
     if isinstance(expert, bool) or not isinstance(expert, int):
-        raise TypeError(f"PackedExperts.block: expert={expert!r} is of type {type(expert).__name__}, wanted a number")
+        raise TypeError(f"PackedExperts.block: expert={expert!r} is of type {type(expert).__name__}, expected a number")
     if not 0 <= expert < layout.num_experts:
-        raise IndexError(f"PackedExperts.block: expert={expert}, wanted 0..{layout.num_experts - 1}")
+        raise IndexError(f"PackedExperts.block: expert={expert}, expected 0..{layout.num_experts - 1}")
     if layout.partitions > 1:
         raise ValueError(
             f"PackedExperts.block: this base has {layout.partitions} slices; use base.partition(1), which has one slice"

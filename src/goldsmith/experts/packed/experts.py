@@ -154,7 +154,7 @@ class PackedExperts:
         """
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
             raise TypeError(
-                f"PackedExperts.unpack: dtype={dtype!r}, wanted torch.float32, float64, bfloat16 or float16"
+                f"PackedExperts.unpack: dtype={dtype!r}, expected torch.float32, float64, bfloat16 or float16"
             )
         return places.unpack(self.layout, self.gate_up, self.down, dtype)
 

@@ -160,7 +160,7 @@ def from_mxfp4(
 
     def whole(name: str, e: int, blocks: Tensor, scale: Tensor) -> Codes:
         if blocks.shape[-1] != 16:
-            raise ShapeError(f"{op}: {name}_blocks of expert {e} is {list(blocks.shape)}, wanted 16 bytes at the end")
+            raise ShapeError(f"{op}: {name}_blocks of expert {e} is {list(blocks.shape)}, expected 16 bytes at the end")
         where = f"{name}_scales of expert {e}"
         _check_scale(op, where, scale, (blocks.shape[0], blocks.shape[1]), f"{name}_blocks {list(blocks.shape)}")
         _check_no_e8m0_nan(op, where, scale)
@@ -255,7 +255,7 @@ def _stacks(op: str, projections: tuple[Any, ...], parts: tuple[tuple[str, str, 
     for name, tensors in zip(_NAMES, projections):
         if not isinstance(tensors, (tuple, list)) or len(tensors) != len(parts):
             value_text = f"{kind(tensors)} of {len(tensors)}" if isinstance(tensors, (tuple, list)) else kind(tensors)
-            raise TypeError(f"{op}: {name} is {value_text}, wanted a tuple ({names}){hint}")
+            raise TypeError(f"{op}: {name} is {value_text}, expected a tuple ({names}){hint}")
         for (part, dims, dtypes), value in zip(parts, tensors):
             stacks.append(Stack(op, f"{name}'s {part}", value, dims, dtypes, hint))
     return stacks
@@ -326,7 +326,7 @@ def imported(
         if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
             value_text = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
             raise ShapeError(
-                f"{op}: an expert is {value_text} as [out, in], wanted gate [I, H], up [I, H], down [H, I]"
+                f"{op}: an expert is {value_text} as [out, in], expected gate [I, H], up [I, H], down [H, I]"
             )
         check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
         scale = first.gate.scales.dtype if first.gate.scales is not None else None
@@ -357,7 +357,7 @@ def _group(op: str, format: str, group_size: Any, name: str, rows: int, inputs: 
     """`group_size` if it is a positive multiple of 8. That it divides both sizes is checked after the scales, whose
     shape shows the right group size."""
     if group_size is None:
-        raise TypeError(f"{op}: group_size=None, wanted an int: it cannot be derived from the codes")
+        raise TypeError(f"{op}: group_size=None, expected an int: it cannot be derived from the codes")
     if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 8 or group_size % 8:
         hidden, intermediate = (rows, inputs) if name == "down" else (inputs, rows)
         check_group(op, FORMATS[format], group_size, hidden, intermediate)

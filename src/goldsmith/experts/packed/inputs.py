@@ -25,7 +25,7 @@ class Stack:
             check_tensor(op, name, value)
             if value.dim() != len(self.dims) + 1:
                 wanted = f"[E, {', '.join(self.dims)}]"
-                raise ShapeError(f"{op}: {name} is {list(value.shape)}, wanted {wanted}{self._or_list()}{hint}")
+                raise ShapeError(f"{op}: {name} is {list(value.shape)}, expected {wanted}{self._or_list()}{hint}")
             self._value, self.count = (value[e] for e in range(value.shape[0])), value.shape[0]
             self._check(value, name)
         elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict)):
@@ -33,7 +33,7 @@ class Stack:
             self.count = len(value) if isinstance(value, Sized) else None
         else:
             raise TypeError(
-                f"{op}: {name} is {'None' if value is None else kind(value)}, wanted a tensor "
+                f"{op}: {name} is {'None' if value is None else kind(value)}, expected a tensor "
                 f"[E, {', '.join(self.dims)}]{self._or_list()}{hint}"
             )
 
@@ -45,7 +45,7 @@ class Stack:
             check_tensor(self.op, name, tensor)
             self._check(tensor, name)
             if tensor.dim() != len(self.dims):
-                raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, wanted [{', '.join(self.dims)}]")
+                raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, expected [{', '.join(self.dims)}]")
             self.shape = self.shape or tuple(tensor.shape)
             if tuple(tensor.shape) != self.shape:
                 raise ShapeError(f"{self.op}: {name} is {list(tensor.shape)}, but expert 0's is {list(self.shape)}")
@@ -73,7 +73,7 @@ def zip_experts(op: str, stacks: Sequence[Stack]) -> tuple[int | None, Iterator[
         if stack.count != known[0].count:
             raise _uneven(op, known[0].name, known[0].count, stack.name, stack.count)
     if known and known[0].count == 0:
-        raise ShapeError(f"{op}: {known[0].name} has no experts, wanted at least 1")
+        raise ShapeError(f"{op}: {known[0].name} has no experts, expected at least 1")
     return (known[0].count if known else None), _zipped(op, stacks)
 
 
@@ -86,7 +86,7 @@ def _zipped(op: str, stacks: Sequence[Stack]) -> Iterator[tuple[Tensor, ...]]:
         ended = [stack for stack, tensor in zip(stacks, row) if tensor is done]
         if len(ended) == len(stacks):
             if e == 0:
-                raise ShapeError(f"{op}: {stacks[0].name} has no experts, wanted at least 1")
+                raise ShapeError(f"{op}: {stacks[0].name} has no experts, expected at least 1")
             return
         if ended:
             longer = next(stack for stack, tensor in zip(stacks, row) if tensor is not done)
@@ -115,7 +115,7 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 
 def check_flag(op: str, name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted True or False")
+        raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, expected True or False")
 
 
 MOST_PARTITIONS = 1 << 16  # more than any machine has NUMA nodes; each slice adds some microseconds to a call
@@ -124,11 +124,11 @@ MOST_PARTITIONS = 1 << 16  # more than any machine has NUMA nodes; each slice ad
 def check_partitions(op: str, partitions: object) -> None:
     check_count(op, "partitions", partitions)
     if isinstance(partitions, int) and partitions > MOST_PARTITIONS:
-        raise ValueError(f"{op}: partitions={partitions}, wanted at most {MOST_PARTITIONS}")
+        raise ValueError(f"{op}: partitions={partitions}, expected at most {MOST_PARTITIONS}")
 
 
 def check_count(op: str, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted a whole number of at least 1")
+        raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, expected a whole number of at least 1")
     if value < 1:
-        raise ValueError(f"{op}: {name}={value}, wanted a whole number of at least 1")
+        raise ValueError(f"{op}: {name}={value}, expected a whole number of at least 1")

@@ -91,7 +91,7 @@ class Layout:
             raise ValueError(f"Layout: format={self.format!r} is unknown; known: {', '.join(FORMATS)}")
         for name in ("num_experts", "hidden_size", "intermediate_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"Layout: {name}={getattr(self, name)}, wanted at least 1")
+                raise ValueError(f"Layout: {name}={getattr(self, name)}, expected at least 1")
         if self.scale_dtype not in (fmt.scales or (None,)):
             raise ValueError(f"Layout: {self.format} has no scales in {self.scale_dtype}")
         step, last = self.step, self.intermediate_size
@@ -110,8 +110,8 @@ class Layout:
             least = self.expert_nbytes
             if self.partitions > 1 or self.block_bytes < least or self.block_bytes % ALIGNMENT:
                 raise ValueError(
-                    f"Layout: block_bytes={self.block_bytes} with {self.partitions} slices; wanted block_bytes to be a "
-                    f"multiple of {ALIGNMENT} and at least {least}, and 1 slice"
+                    f"Layout: block_bytes={self.block_bytes} with {self.partitions} slices; expected "
+                    f"block_bytes to be a multiple of {ALIGNMENT} and at least {least}, and 1 slice"
                 )
 
     @property

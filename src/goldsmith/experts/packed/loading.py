@@ -129,13 +129,13 @@ def _layout(metadata: dict[str, object], path: Path) -> Layout:
     def number(key: str) -> int:
         text = metadata.get(key)
         if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
-            raise _damaged(path, f"the metadata's {key!r} is {text!r}, wanted a number of at least 1")
+            raise _damaged(path, f"the metadata's {key!r} is {text!r}, expected a number of at least 1")
         return int(text)
 
     def named(key: str, known: dict[str, Known]) -> Known:
         text = metadata.get(key)
         if not isinstance(text, str) or text not in known:
-            raise _damaged(path, f"the metadata's {key!r} is {text!r}, wanted one of {', '.join(map(repr, known))}")
+            raise _damaged(path, f"the metadata's {key!r} is {text!r}, expected one of {', '.join(map(repr, known))}")
         return known[text]
 
     sizes = {key: number(key) for key in SIZES}
@@ -144,7 +144,7 @@ def _layout(metadata: dict[str, object], path: Path) -> Layout:
     group = None if metadata.get("group_size") == "" else number("group_size")
     partitions, inner = sizes.pop("partitions"), sizes["intermediate_size"]
     if partitions > MOST_PARTITIONS:
-        raise _damaged(path, f"the metadata's 'partitions' is {partitions}, wanted at most {MOST_PARTITIONS}")
+        raise _damaged(path, f"the metadata's 'partitions' is {partitions}, expected at most {MOST_PARTITIONS}")
     try:
         layout = Layout(fmt.name, **sizes, group_size=group, scale_dtype=scale, cuts=(0, inner))
     except ValueError as error:
@@ -160,7 +160,7 @@ def _entries(layout: Layout, content: Header, room: int, path: Path) -> dict[str
     for name, width in zip(BIASES, (2 * layout.intermediate_size, layout.hidden_size)):
         if name in headers:
             if headers[name]["dtype"] not in ("F32", "BF16", "F16"):
-                raise _damaged(path, f"{name} has dtype {headers[name]['dtype']!r}, wanted F32, BF16 or F16")
+                raise _damaged(path, f"{name} has dtype {headers[name]['dtype']!r}, expected F32, BF16 or F16")
             biases[name] = (dtypes[headers[name]["dtype"]], (layout.num_experts, width))
     entries = entries_of(layout, biases)
     for name in [*entries, *headers]:
@@ -171,12 +171,12 @@ def _entries(layout: Layout, content: Header, room: int, path: Path) -> dict[str
     for name, entry in entries.items():
         for key in ("dtype", "shape"):
             if headers[name][key] != entry.header[key]:
-                raise _damaged(path, f"{name} has {key} {headers[name][key]!r}, wanted {entry.header[key]!r}")
+                raise _damaged(path, f"{name} has {key} {headers[name][key]!r}, expected {entry.header[key]!r}")
         begin, end = headers[name]["data_offsets"]
         if begin < 0:
             raise _damaged(path, f"{name} begins before the first tensor: data_offsets {[begin, end]}")
         if end - begin != entry.nbytes:
-            raise _damaged(path, f"{name} has {end - begin} bytes by its data_offsets, wanted {entry.nbytes}")
+            raise _damaged(path, f"{name} has {end - begin} bytes by its data_offsets, expected {entry.nbytes}")
         if end > room:
             raise _damaged(path, f"{name} is truncated: the file is {end - room} bytes too short for it")
         entry.begin = begin

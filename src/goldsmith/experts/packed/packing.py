@@ -192,7 +192,9 @@ def check_biases(
             raise ValueError(f"{op}: {name} is on the meta device, which holds no data; load it first")
         rows = bias.shape[0] if count is None and bias.dim() else count
         if tuple(bias.shape) != (rows, width):
-            raise ShapeError(f"{op}: {name} is {list(bias.shape)}, wanted [{'E' if count is None else count}, {width}]")
+            raise ShapeError(
+                f"{op}: {name} is {list(bias.shape)}, expected [{'E' if count is None else count}, {width}]"
+            )
         bias = bias.detach().cpu().clone(memory_format=torch.contiguous_format)
         check_finite(op, name, bias)
         if name == "gate_up_bias" and interleaved:

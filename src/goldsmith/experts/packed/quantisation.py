@@ -77,7 +77,7 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
 def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, intermediate: int) -> int | None:
     """The group size to use: `group_size`, or the format's default. The ValueError lists sizes that would work."""
     if group_size is not None and (isinstance(group_size, bool) or not isinstance(group_size, int)):
-        raise TypeError(f"{op}: group_size={group_size!r} is {kind(group_size)}, wanted an int or None")
+        raise TypeError(f"{op}: group_size={group_size!r} is {kind(group_size)}, expected an int or None")
     if fmt.fixed:
         if group_size not in (None, fmt.group):
             own = "no groups" if fmt.group is None else f"groups of {fmt.group}, which are fixed"

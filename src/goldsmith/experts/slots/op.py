@@ -113,7 +113,7 @@ def _check_result(name: str, tensor: Tensor | None, shape: Sequence[int], dtype:
         return
     check_tensor(op, name, tensor)
     if tensor.shape != shape:
-        raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, wanted {list(shape)}")
+        raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, expected {list(shape)}")
     check_dtype(op, name, tensor, (dtype,))
     check_same_device(op, {"x": x, name: tensor})
     if not tensor.is_contiguous():

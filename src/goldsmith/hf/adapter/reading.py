@@ -60,14 +60,14 @@ def read_adapter(folder: Path, op: str) -> tuple[AdapterConfig, dict[str, Tensor
 def _check_config(path: Path, config: object) -> None:
     """Raises ValueError if this is not a valid peft config, naming the key and its value."""
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: holds a {type(config).__name__}, wanted a JSON object with peft's keys")
+        raise ValueError(f"{path}: holds a {type(config).__name__}, expected a JSON object with peft's keys")
     for key, least in (("r", 1), ("lora_alpha", -math.inf)):
         if config.get("peft_type") == "LORA" and not _number(config.get(key), least):
-            raise ValueError(f"{path}: {key} is {config.get(key)!r}, wanted a number{' above 0' * (key == 'r')}")
+            raise ValueError(f"{path}: {key} is {config.get(key)!r}, expected a number{' above 0' * (key == 'r')}")
     for key, least in (("rank_pattern", 1), ("alpha_pattern", -math.inf)):
         value = config.get(key) or {}
         if not isinstance(value, dict) or not all(_number(number, least) for number in value.values()):
-            raise ValueError(f"{path}: {key} is {value!r}, wanted a number for each name")
+            raise ValueError(f"{path}: {key} is {value!r}, expected a number for each name")
         for name in value:
             try:
                 re.compile(name)
@@ -76,7 +76,7 @@ def _check_config(path: Path, config: object) -> None:
     for key in ("target_parameters", "modules_to_save"):
         value = config.get(key) or []
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise ValueError(f"{path}: {key} is {value!r}, wanted a list of names")
+            raise ValueError(f"{path}: {key} is {value!r}, expected a list of names")
 
 
 def _number(value: object, least: float) -> bool:
@@ -130,7 +130,7 @@ def factors_in_file(
         if [list(a.shape), list(b.shape)] != list(wanted):
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} and lora_B.weight {list(b.shape)} are for "
-                f"other experts; wanted [r*{spec.num_experts}, {inputs}] and [{outputs}, r*{spec.num_experts}]"
+                f"other experts; expected [r*{spec.num_experts}, {inputs}] and [{outputs}, r*{spec.num_experts}]"
             )
         rank_in_config = pattern_value(config, "rank_pattern", f"{where}.{name}", config["r"])
         if r != rank_in_config:
@@ -141,7 +141,7 @@ def factors_in_file(
         for which, t in (("A", a), ("B", b)):
             if not t.is_floating_point() or not t.isfinite().all():
                 problem = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
-                raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {problem}; wanted finite floats")
+                raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {problem}; expected finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
         pair = layout.from_peft(a, b, spec.num_experts)
         pair = layout.swapped(pair) if spec.swapped_in_peft else pair

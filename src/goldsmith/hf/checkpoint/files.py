@@ -85,7 +85,7 @@ def default_dtype(files: WeightFiles | None, config: PreTrainedConfig) -> torch.
     if own is not None:
         dtype = getattr(torch, own, None) if isinstance(own, str) else own
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"config.json: dtype is {own!r}, wanted the name of one of torch's dtypes")
+            raise ValueError(f"config.json: dtype is {own!r}, expected the name of one of torch's dtypes")
         return dtype
     if files is not None and not files.pickled:
         with safe_open(files.paths[0], "pt") as file:

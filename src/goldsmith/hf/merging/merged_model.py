@@ -99,7 +99,7 @@ def _format(checkpoint: WeightSource, format: str) -> str | None:
     """The format to write, None for the base's own floats. Raises ValueError for one that is not possible."""
     known = ("auto", *FLOATS, *CODES)
     if format not in known:
-        raise ValueError(f"{OP}: format={format!r}, wanted one of {', '.join(known)}")
+        raise ValueError(f"{OP}: format={format!r}, expected one of {', '.join(known)}")
     if format != "auto":
         return format
     if checkpoint.method is None:

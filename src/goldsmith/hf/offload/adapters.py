@@ -53,13 +53,13 @@ def folders_of(adapter: AdapterArgument) -> dict[str, Path]:
         pairs = [(Path(path).resolve().name, path) for path in adapter if isinstance(path, (str, Path))]
         if len(pairs) < len(adapter):
             wrong = next(path for path in adapter if not isinstance(path, (str, Path)))
-            raise TypeError(f"{_OP}: adapter has {kind(wrong)}, wanted folders")
+            raise TypeError(f"{_OP}: adapter has {kind(wrong)}, expected folders")
     else:
-        raise TypeError(f"{_OP}: adapter is {kind(adapter)}, wanted a folder, several, or {{name: folder}}")
+        raise TypeError(f"{_OP}: adapter is {kind(adapter)}, expected a folder, several, or {{name: folder}}")
     folders: dict[str, Path] = {}
     for name, path in pairs:
         if not isinstance(name, str) or not name or not isinstance(path, (str, Path)):
-            raise TypeError(f"{_OP}: adapter has {name!r}: {path!r}, wanted a name and a folder")
+            raise TypeError(f"{_OP}: adapter has {name!r}: {path!r}, expected a name and a folder")
         if name in folders:
             raise ValueError(f"{_OP}: two adapters are called {name!r}: give {{name: folder}} with other names")
         folders[name] = adapter_folder(path)

@@ -100,7 +100,7 @@ def _number(path: str, kind: str) -> int:
     numbers = [int(part) for part in path.split(".") if part.isdecimal()]
     if len(numbers) != 1:
         raise UnsupportedModel(
-            f"{kind}: {path} contains {len(numbers)} numbers, wanted one, the decoder layer's: the layer of these "
+            f"{kind}: {path} contains {len(numbers)} numbers, expected one, the decoder layer's: the layer of these "
             "experts is unknown"
         )
     return numbers[0]

@@ -53,7 +53,7 @@ def attach(
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
     if not isinstance(model, nn.Module):
-        raise TypeError(f"offload: model is {kind(model)}, wanted a model of transformers (torch.nn.Module)")
+        raise TypeError(f"offload: model is {kind(model)}, expected a model of transformers (torch.nn.Module)")
     layers = layers_of(model)
     if any(ENGINE in layer.module.__dict__ for layer in layers):
         raise ValueError(
@@ -91,7 +91,7 @@ def load(
     _check_store(store)
     if dtype is not None and dtype not in EXACT:
         raise ValueError(
-            f"offload: dtype={dtype!r}, wanted one of {', '.join(map(str, EXACT))}, or None for the files' own"
+            f"offload: dtype={dtype!r}, expected one of {', '.join(map(str, EXACT))}, or None for the files' own"
         )
     _checked(options)
     model_folder = folder(path)
@@ -180,7 +180,7 @@ def _checked(options: dict[str, Any]) -> torch.device:
 
 def _check_store(store: object) -> None:
     if not (store is None or isinstance(store, (ExpertStore, str, os.PathLike))):
-        raise TypeError(f"offload: store is {kind(store)}, wanted an ExpertStore, the path of one, or None")
+        raise TypeError(f"offload: store is {kind(store)}, expected an ExpertStore, the path of one, or None")
 
 
 def _check_room(cpu_format: object, batch: object, max_length: object) -> None:
@@ -188,9 +188,9 @@ def _check_room(cpu_format: object, batch: object, max_length: object) -> None:
     check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
     for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"offload: {name}={value!r}, wanted a whole number of at least 1")
+            raise TypeError(f"offload: {name}={value!r}, expected a whole number of at least 1")
         if value < 1:
-            raise ValueError(f"offload: {name}={value}, wanted a whole number of at least 1")
+            raise ValueError(f"offload: {name}={value}, expected a whole number of at least 1")
 
 
 def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
@@ -212,7 +212,7 @@ def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
 def folder(name: str | Path) -> Path:
     """The model's folder or GGUF file, or this machine's copy of a model from the hub; ValueError if there is none."""
     if not isinstance(name, (str, os.PathLike)):
-        raise TypeError(f"offload: path is {kind(name)}, wanted a model's folder, or its name on the hub")
+        raise TypeError(f"offload: path is {kind(name)}, expected a model's folder, or its name on the hub")
     if str(name) and Path(name).is_file() and Path(name).suffix == SUFFIX:
         return Path(name)
     if str(name) and Path(name).is_dir():

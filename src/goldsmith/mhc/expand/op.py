@@ -36,5 +36,5 @@ def check(x: Tensor, *, n: int) -> None:
     if x.dim() < 1:
         raise ShapeError("mhc.expand: x is [], expected [*batch, dim]")
     if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"mhc.expand: n={n!r}, wanted a whole number of at least 1")
+        raise TypeError(f"mhc.expand: n={n!r}, expected a whole number of at least 1")
     check_at_least("mhc.expand", "n", n, 1)

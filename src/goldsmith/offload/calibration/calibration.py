@@ -132,7 +132,7 @@ def _device_of(device: torch.device | str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parsed = torch.device(device)
     if parsed.type not in ("cpu", "cuda"):
-        raise ValueError(f"{_OP}: device={str(device)!r}, wanted 'auto', 'cpu' or 'cuda:N'")
+        raise ValueError(f"{_OP}: device={str(device)!r}, expected 'auto', 'cpu' or 'cuda:N'")
     return parsed
 
 

@@ -81,7 +81,7 @@ def count_tokens(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool
     if lowest < -1 or highest > experts:
         row, slot = np.argwhere((values < -1) | (values > experts))[0].tolist()
         raise RoutingError(
-            f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, wanted an expert in "
+            f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, expected an expert in "
             f"0..{experts - 1}, or -1 or {experts} to skip the slot"
         )
     flat = values.reshape(-1)

@@ -198,5 +198,5 @@ def until_word(word: Tensor, number: int) -> None:
     there, until = word.numpy(), time.perf_counter() + _PATIENCE
     while (int(there[0]) - number) % 2**32 >= 2**31:
         if time.perf_counter() > until:
-            raise TimeoutError(f"a word in host memory is still {int(there[0])} after {_PATIENCE} s; wanted {number}")
+            raise TimeoutError(f"a word in host memory is still {int(there[0])} after {_PATIENCE} s; expected {number}")
         time.sleep(1e-5)

@@ -43,7 +43,7 @@ class Transport:
 
     def __init__(self, store: ExpertStore, device: torch.device | str, *, force: str | None = None) -> None:
         if force not in (None, *MODES):
-            raise ValueError(f"{_OP}: force={force!r}, wanted one of {', '.join(MODES)}, or None")
+            raise ValueError(f"{_OP}: force={force!r}, expected one of {', '.join(MODES)}, or None")
         self.device = torch.device(device)
         self._stride = store.blocks.stride
         self._registration: Registration | None = None
@@ -99,7 +99,7 @@ class Transport:
         """
         if source.numel() != out.numel() or not (source.is_contiguous() and out.is_contiguous()):
             raise ValueError(
-                f"{_OP}: source is {list(source.shape)} and out {list(out.shape)}; wanted contiguous tensors "
+                f"{_OP}: source is {list(source.shape)} and out {list(out.shape)}; expected contiguous tensors "
                 "of the same size"
             )
         if self._cuda is not None:

@@ -71,7 +71,7 @@ class Costs:
             name, value = field.name, getattr(self, field.name)
             if name == "shared":
                 if not isinstance(value, bool):
-                    raise TypeError(f"{_OP}: shared={value!r}, wanted True or False")
+                    raise TypeError(f"{_OP}: shared={value!r}, expected True or False")
             elif name in _CURVES:
                 object.__setattr__(self, name, _curve(name, value))
             elif value is not None or name != "link_beside_bytes_per_s":
@@ -151,12 +151,12 @@ def slower(curve: Curve, factor: float) -> Curve:
 
 def _check_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{_OP}: {name}={value!r} is of type {type(value).__name__}, wanted a number")
+        raise TypeError(f"{_OP}: {name}={value!r} is of type {type(value).__name__}, expected a number")
     if name in _RATES:
         if not value > 0:
-            raise ValueError(f"{_OP}: {name}={value!r}, wanted a rate above 0")
+            raise ValueError(f"{_OP}: {name}={value!r}, expected a rate above 0")
     elif not 0 <= value < math.inf:
-        raise ValueError(f"{_OP}: {name}={value!r}, wanted a finite number of at least 0")
+        raise ValueError(f"{_OP}: {name}={value!r}, expected a finite number of at least 0")
 
 
 def _curve(name: str, pairs: Iterable[Iterable[float]]) -> Curve:
@@ -164,7 +164,7 @@ def _curve(name: str, pairs: Iterable[Iterable[float]]) -> Curve:
     try:
         points = tuple((float(n), float(seconds)) for n, seconds in pairs)
     except (TypeError, ValueError):
-        raise TypeError(f"{_OP}: {name}={pairs!r}, wanted pairs (tokens, seconds)") from None
+        raise TypeError(f"{_OP}: {name}={pairs!r}, expected pairs (tokens, seconds)") from None
     before_n, before = 0.0, 0.0
     for n, seconds in points:
         if not before_n < n < _FAR or not max(before, 1e-300) <= seconds < math.inf:

@@ -178,16 +178,16 @@ def _arguments(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int
     """counts as whole numbers, and a mask of the cached ids."""
     n = np.asarray(counts.numpy() if isinstance(counts, Tensor) else counts)
     if n.ndim != 1 or n.dtype.kind not in "iu" and n.size:
-        raise TypeError(f"{_OP}: counts has the shape {list(n.shape)} and dtype {n.dtype}, wanted E whole numbers")
+        raise TypeError(f"{_OP}: counts has the shape {list(n.shape)} and dtype {n.dtype}, expected E whole numbers")
     n = n.astype(np.int64, copy=False)
     if n.size and n.min() < 0:
         expert = int(np.flatnonzero(n < 0)[0])
-        raise ValueError(f"{_OP}: counts[{expert}] is {int(n[expert])}, wanted a number of tokens, at least 0")
+        raise ValueError(f"{_OP}: counts[{expert}] is {int(n[expert])}, expected a number of tokens, at least 0")
     is_cached = np.zeros(len(n), dtype=bool)
     ids = np.fromiter(cached, dtype=np.int64)
     if ids.size:
         if ids.min() < 0 or ids.max() >= len(n):
             wrong = int(ids[(ids < 0) | (ids >= len(n))][0])
-            raise ValueError(f"{_OP}: cached has the expert {wrong}, wanted 0..{len(n) - 1}")
+            raise ValueError(f"{_OP}: cached has the expert {wrong}, expected 0..{len(n) - 1}")
         is_cached[ids] = True
     return n, is_cached

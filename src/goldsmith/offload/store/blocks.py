@@ -57,12 +57,12 @@ class ExpertBlocks:
         """
         if arena.dtype != torch.uint8 or not arena.is_contiguous() or arena.numel() % self.stride or not arena.numel():
             raise ValueError(
-                f"ExpertBlocks.base: arena is {arena.dtype} {list(arena.shape)}, wanted contiguous uint8 "
+                f"ExpertBlocks.base: arena is {arena.dtype} {list(arena.shape)}, expected contiguous uint8 "
                 f"[n, {self.stride}]"
             )
         if arena.data_ptr() % ALIGNMENT:
             raise ValueError(
-                f"ExpertBlocks.base: arena begins at {arena.data_ptr():#x}, wanted a multiple of {ALIGNMENT}"
+                f"ExpertBlocks.base: arena begins at {arena.data_ptr():#x}, expected a multiple of {ALIGNMENT}"
             )
         rows = arena.detach().view(-1, self.stride)
         biases: dict[str, Tensor] = {name: self.bias(rows, name) for name in self.biased}

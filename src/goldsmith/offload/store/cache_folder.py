@@ -32,7 +32,7 @@ def cache_folder() -> Path:
 def store_path(key: str) -> Path:
     """The path of the store with this key in the cache folder."""
     if not _DIGITS.fullmatch(key):
-        raise ValueError(f"offload.store_path: key={key!r}, wanted 32 hexadecimal digits")
+        raise ValueError(f"offload.store_path: key={key!r}, expected 32 hexadecimal digits")
     return cache_folder() / "stores" / f"{key}.experts"
 
 
@@ -72,7 +72,7 @@ def cached_store(
     """
     source = opened_source(source)
     if not isinstance(source, Mapping):
-        raise TypeError(f"{_OP}: source is {kind(source)}, wanted a mapping or a folder, because it is read twice")
+        raise TypeError(f"{_OP}: source is {kind(source)}, expected a mapping or a folder, because it is read twice")
     options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit}
     recipe = {"format": format, "group_size": group_size} | options
     files: list[Path] | None = getattr(source, "files", None)

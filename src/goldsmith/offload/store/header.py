@@ -156,7 +156,7 @@ def not_a_store(path: str | os.PathLike[str], data: memoryview) -> StoreError:
     if bytes(data[:8]) == MAGIC:
         return _corrupt(path, f"it has {len(data)} bytes, less than its first page: it was truncated")
     what = f"begins with {bytes(data[:8])!r}" if len(data) else "is empty"
-    return StoreError(f"ExpertStore.open: {path} is not a store of experts: it {what}, wanted {MAGIC!r}")
+    return StoreError(f"ExpertStore.open: {path} is not a store of experts: it {what}, expected {MAGIC!r}")
 
 
 def _corrupt(path: str | os.PathLike[str], why: str) -> StoreCorrupt:
@@ -182,7 +182,7 @@ def _parse(content: dict[str, Any], end: int) -> Header:
     sections = {name: tuple(place) for name, place in content["sections"].items()}
     if sections != blocks.sections or content["stride"] != blocks.stride:
         raise ValueError(
-            f"sections {sections} of stride {content['stride']}, wanted {blocks.sections} of {blocks.stride}"
+            f"sections {sections} of stride {content['stride']}, expected {blocks.sections} of {blocks.stride}"
         )
     each = DIGEST * len(blocks.sections)
     layers: list[LayerEntry] = []
@@ -191,17 +191,17 @@ def _parse(content: dict[str, Any], end: int) -> Header:
         layer, experts, offset = (_whole(part[name]) for name in ("layer", "experts", "offset"))
         entry = LayerEntry(layer, experts, offset, bytes.fromhex(part["checksums"]), bytes.fromhex(part["samples"]))
         if entry.offset != at or entry.experts < 1 or len(entry.checksums) != each * entry.experts:
-            raise ValueError(f"layer {entry.layer}: {entry.experts} experts at {entry.offset}, wanted {at}")
+            raise ValueError(f"layer {entry.layer}: {entry.experts} experts at {entry.offset}, expected {at}")
         if len(entry.samples) != SAMPLE * entry.experts or any(entry.layer == other.layer for other in layers):
             raise ValueError(f"layer {entry.layer} occurs twice, or its samples are incomplete")
         layers.append(entry)
         at += blocks.stride * entry.experts
     if at != end or not layers:
-        raise ValueError(f"its layers end at {at}, wanted {end}")
+        raise ValueError(f"its layers end at {at}, expected {end}")
     options, exact = checked_options("its header", content), content["source"]["exact"]
     if not isinstance(exact, bool) or not isinstance(content["fingerprint"], str):
         raise ValueError(
-            f"its header has exact={exact!r}, fingerprint={content['fingerprint']!r}; wanted a bool and a string"
+            f"its header has exact={exact!r}, fingerprint={content['fingerprint']!r}; expected a bool and a string"
         )
     return Header(
         blocks, **options, source=content["source"]["dtype"], exact=exact, fingerprint=content["fingerprint"],
@@ -224,6 +224,6 @@ def checked_options(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None or name == "alpha":
             value = number(op, name, value)
             if not math.isfinite(value):
-                raise ValueError(f"{op}: {name}={value}, wanted a finite number")
+                raise ValueError(f"{op}: {name}={value}, expected a finite number")
         checked[name] = value
     return checked

@@ -53,20 +53,20 @@ def layers_of(source: Source, op: str) -> Iterator[tuple[int, Weights]]:
     pairs = source.items() if isinstance(source, Mapping) else source
     if not isinstance(pairs, Iterable) or isinstance(source, (str, bytes, Tensor)):
         raise TypeError(
-            f"{op}: source is {kind(source)}, wanted the folder of a checkpoint, a mapping of layer to weights, or an "
-            "iterable of (layer, weights)"
+            f"{op}: source is {kind(source)}, expected the folder of a checkpoint, a mapping of layer to weights, or "
+            "an iterable of (layer, weights)"
         )
     seen: set[int] = set()
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int):
             raise TypeError(
-                f"{op}: source yields {pair!r:.80}, wanted pairs (layer, weights) with a whole number first"
+                f"{op}: source yields {pair!r:.80}, expected pairs (layer, weights) with a whole number first"
             )
         layer, weights = pair
         del pair
         if layer < 0 or layer in seen:
             again = " twice" if layer in seen else ""
-            raise ValueError(f"{op}: source yields layer {layer}{again}, wanted numbers from 0 on, each once")
+            raise ValueError(f"{op}: source yields layer {layer}{again}, expected numbers from 0 on, each once")
         seen.add(layer)
         yield layer, weights
         del weights  # frees the layer before the source creates the next one
@@ -79,7 +79,7 @@ def experts_of(weights: Weights, op: str) -> Iterator[FloatExpert | CodedExpert]
         return
     if not isinstance(weights, Mapping):
         raise TypeError(
-            f"{op}: weights are {kind(weights)}, wanted a dict with {', '.join(KEYS[:2])} or a PackedExperts"
+            f"{op}: weights are {kind(weights)}, expected a dict with {', '.join(KEYS[:2])} or a PackedExperts"
         )
     unknown = [key for key in weights if key not in KEYS]
     missing = [key for key in KEYS[:2] if weights.get(key) is None]
@@ -123,7 +123,7 @@ def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[s
     for name, bias in bias_of.items():
         size = 2 * gate.shape[0] if name == BIASES[0] else down.shape[0]
         if tuple(bias.shape) != (size,):
-            raise ShapeError(f"{op}: {name} of expert {e} is {list(bias.shape)}, wanted [{size}]")
+            raise ShapeError(f"{op}: {name} of expert {e} is {list(bias.shape)}, expected [{size}]")
     return FloatExpert(gate, up, down, bias_of)
 
 

@@ -56,7 +56,7 @@ def fingerprint_and_key(
             entries.append(entry)
             del weights
     if recipe.blocks is None:
-        raise ValueError(f"{op}: source holds no layer, wanted at least one")
+        raise ValueError(f"{op}: source holds no layer, expected at least one")
     fingerprint_text = fingerprint(recipe.blocks, recipe.options, entries)
     return fingerprint_text, hashlib.sha256(fingerprint_text.encode() + sha.digest()).hexdigest()[:32]
 

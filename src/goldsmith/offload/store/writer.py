@@ -85,10 +85,10 @@ def check_kind(op: str, path: Path) -> None:
     except OSError as error:
         raise OSError(error.errno, f"{op}: path cannot be examined ({error.strerror})", os.fspath(path)) from error
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, f"{op}: path is a folder, wanted a store's file", os.fspath(path))
+        raise IsADirectoryError(errno.EISDIR, f"{op}: path is a folder, expected a store's file", os.fspath(path))
     if not stat.S_ISREG(mode):
         kind = next((word for is_it, word in _KINDS if is_it(mode)), "no regular file")
-        raise OSError(errno.EINVAL, f"{op}: path is {kind}, wanted a regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, f"{op}: path is {kind}, expected a regular file", os.fspath(path))
 
 
 class Recipe:
@@ -232,7 +232,7 @@ class _Writer:
     def finish(self) -> None:
         blocks, recipe = self._recipe.blocks, self._recipe
         if blocks is None:
-            raise ValueError(f"{_OP}: source holds no layer, wanted at least one")
+            raise ValueError(f"{_OP}: source holds no layer, expected at least one")
         header = Header(
             blocks, **recipe.options, source="codes" if recipe.dtype is None else str(recipe.dtype)[6:],
             exact=recipe.exact, fingerprint=samples.fingerprint(blocks, recipe.options, self._entries),

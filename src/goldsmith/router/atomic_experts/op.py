@@ -103,7 +103,7 @@ def check(
     check_dtype(op, "indices", indices, (torch.int32, torch.int64))
     same_dtype(op, [(name, t) for name, t in floats.items() if t is not None and name != "weights"])
     if weights.dtype not in (h.dtype, torch.float32):
-        raise TypeError(f"{op}: weights is {dtype_name(weights.dtype)}, wanted float32 or h's {dtype_name(h.dtype)}")
+        raise TypeError(f"{op}: weights is {dtype_name(weights.dtype)}, expected float32 or h's {dtype_name(h.dtype)}")
     _check_shapes(op, h, w_in, w_out, weights, indices)
     check_same_device(op, {**floats, "indices": indices})
     check_choice(op, "activation", activation, ACTIVATIONS)

@@ -35,7 +35,7 @@ def _nvfp4(parts: Parts, *, codes: str, overall: str, divided: bool) -> Codes:
     actual = f"{codes} {list(packed.shape)}"
     check_shape("weight_scale", scale, (rows, groups_of(inputs, NVFP4_GROUP, actual)), actual)
     if total.numel() != 1 or not bool(total.isfinite().all()) or float(total) == 0:
-        raise ValueError(f"{overall} is {total.flatten()[:4].tolist()}, wanted one number other than 0")
+        raise ValueError(f"{overall} is {total.flatten()[:4].tolist()}, expected one number other than 0")
     total = total.reshape(())
     scales = scale.float() / total if divided else scale.float() * total
     halves = scales / 2

@@ -39,7 +39,7 @@ def tensorwise(label: str, scale: str, aliases: Mapping[str, str] | None = None)
 def blockwise(label: str, block: list[int], scale: str, aliases: Mapping[str, str] | None = None) -> Scheme:
     """A scale for each block of rows and inputs."""
     if len(block) != 2 or not all(isinstance(side, int) and side > 0 for side in block):
-        raise ValueError(f"{label} in blocks of {block}; wanted two sizes, of rows and inputs")
+        raise ValueError(f"{label} in blocks of {block}; expected two sizes, of rows and inputs")
     label = f"{label} (blocks of {block[0]} x {block[1]})"
     own = block == [FP8_BLOCK, FP8_BLOCK]
     read = partial(_blocks, name=scale, block=block)
@@ -56,7 +56,7 @@ def rowwise(label: str, scale: str, group: int | None = None) -> Scheme:
 def _one(parts: Parts, name: str) -> Codes:
     weight, scale = _checked(parts, name)
     if scale.numel() != 1:
-        raise ValueError(f"{name} is {list(scale.shape)}, wanted one scale for the whole matrix")
+        raise ValueError(f"{name} is {list(scale.shape)}, expected one scale for the whole matrix")
     blocks = (-(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK))
     return Codes(weight, scale.float().reshape(1, 1).expand(blocks).contiguous())
 

@@ -114,7 +114,7 @@ def check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], other: str) 
 
 def check_dtype(name: str, tensor: Tensor, *wanted: torch.dtype) -> None:
     if tensor.dtype not in wanted:
-        raise ValueError(f"{name} is {tensor.dtype}, wanted {' or '.join(map(str, wanted))}")
+        raise ValueError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, wanted))}")
 
 
 def groups_of(inputs: int, group: int | None, what: str) -> int:

@@ -112,7 +112,7 @@ def _check_sizes(file: Path, header: GgufHeader, names: set[str]) -> None:
         if key in OPTIONAL_SIZES and value is None:
             continue
         if type(value) is not int or not 0 < value < LARGEST:
-            raise ValueError(f"{file}: its metadata says {key} {value}, wanted a whole number of at least 1")
+            raise ValueError(f"{file}: its metadata says {key} {value}, expected a whole number of at least 1")
     layers = {match[1] for name in names if (match := LAYER.match(name))}
     count = header.fields[f"{header.architecture}.block_count"]
     if count != len(layers):

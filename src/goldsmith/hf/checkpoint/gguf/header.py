@@ -125,7 +125,7 @@ def _parsed(file: Path, cursor: _Cursor) -> GgufHeader:
         places.append((name, shape, kind, cursor.count()))
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f"{file}: general.alignment is {alignment}, wanted a power of two")
+        raise ValueError(f"{file}: general.alignment is {alignment}, expected a power of two")
     begin = -(-cursor.at // alignment) * alignment
     for place in places:
         _check_place(file, *place, begin=begin, size=cursor.size)
