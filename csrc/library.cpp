@@ -45,7 +45,8 @@ double since(Clock::time_point begin) { return std::chrono::duration<double>(Clo
 // Bytes per second of all threads together, each reading its share of the memory repeatedly.
 double read_rate(double seconds, int64_t bytes) {
     const int64_t share = bytes / threads() / 4096 * 4096;
-    if (share < 4096) fail(GS_INVALID, "bytes is %lld, expected at least 4096 per thread", static_cast<long long>(bytes));
+    if (share < 4096)
+        fail(GS_INVALID, "bytes is %lld, expected at least 4096 per thread", static_cast<long long>(bytes));
     const size_t size = size_t(share) * size_t(threads());
     const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(4096, size)), std::free);
     if (!memory) throw std::bad_alloc();

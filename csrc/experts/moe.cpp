@@ -46,11 +46,12 @@ void check_extents(const gs_moe_args& args) {
         for (const gs_matrix* matrix : {&slice.gate, &slice.up, &slice.down}) {
             const bool scaled = matrix->format >= GS_INT8, divides = args.int8 > 0 || (scaled && matrix->cols > 0);
             if (matrix->rows < 0 || matrix->cols < 0 || (divides && matrix->group < 1))
-                gs::fail(GS_INVALID,
-                         "a matrix of slice %lld is [%lld, %lld] with %lld inputs per scale, expected sizes of 0 or more "
-                         "and at least 1 input per scale",
-                         static_cast<long long>(s), static_cast<long long>(matrix->rows),
-                         static_cast<long long>(matrix->cols), static_cast<long long>(matrix->group));
+                gs::fail(
+                    GS_INVALID,
+                    "a matrix of slice %lld is [%lld, %lld] with %lld inputs per scale, expected sizes of 0 or more "
+                    "and at least 1 input per scale",
+                    static_cast<long long>(s), static_cast<long long>(matrix->rows),
+                    static_cast<long long>(matrix->cols), static_cast<long long>(matrix->group));
         }
     }
 }
