@@ -123,7 +123,8 @@ def _report_missing(
     if not bool(mask.any()):
         return
     now, before = references.bounded[name], examination.ref.bounded[name]
-    proven = (tensor.double() - now.value).abs() > SLACK * now.bound
+    off = (tensor.double() - now.value).abs()
+    proven = (off > SLACK * now.bound) & (off > (tensor.double() - before.value).abs())
     unproven = now.open | before.open
     if bool((mask & unproven).any()):
         farthest = _open_noise(references, name) + _open_noise(examination.ref, name)
