@@ -8,9 +8,9 @@ Each row has the specimen, the verdict, its reason and its seconds, and whether 
     kernelbench   five seeds, `torch.allclose` with 1e-2 for results only, as KernelBench does
     assert_close  one call, `torch.testing.assert_close` with its own tolerances, results and gradients
 
-A reason is right if the specimen names it, or if the verdict has another status than "cheating" that the specimen allows.
-A run continues where the file of rows ends. The last lines are the table. The exit status is 1 if a right candidate is
-not accepted or a cheating one is.
+A reason is right if the specimen names it, or if the verdict has a status other than "cheating" that it allows. A run
+continues where the file of rows ends. The last lines are the table. The exit status is 1 if a right candidate is not
+accepted or a cheating one is.
 """
 
 from __future__ import annotations
