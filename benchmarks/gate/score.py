@@ -8,8 +8,9 @@ Each row has the specimen, the verdict, its reason and its seconds, and whether 
     kernelbench   five seeds, `torch.allclose` with 1e-2 for results only, as KernelBench does
     assert_close  one call, `torch.testing.assert_close` with its own tolerances, results and gradients
 
-A run continues where the file of rows ends. The last lines are the table. The exit status is 1 if a right candidate is
-not accepted or a cheating one is.
+A reason is right if the specimen names it, or if the verdict has a status other than "cheating" that it allows. A run
+continues where the file of rows ends. The last lines are the table. The exit status is 1 if a right candidate is not
+accepted or a cheating one is.
 """
 
 from __future__ import annotations
@@ -146,13 +147,19 @@ def accepts(check: str) -> Callable[[Row], bool]:
     return lambda row: bool(row.get(check))
 
 
+def right_reason(row: Row) -> bool:
+    """Whether the reason is one that the specimen names, or the status another than "cheating" that it allows."""
+    allowed = row["status"] != "cheating" and row["status"] in row["expected"]  # type: ignore[operator]
+    return allowed or row["status"] != "accepted" and row["reason"] in row["reasons"]  # type: ignore[operator]
+
+
 def table(done: Iterable[Row]) -> list[str]:
     """Lines for people: what was seen, how many reasons are right, and what the other checks accept."""
     every = list(done)
     cheats = [row for row in every if not row["right"] and row["expected"][0] == "cheating"]  # type: ignore[index]
     others = [row for row in every if not row["right"] and row not in cheats]
     right = [row for row in every if row["right"]]
-    named = [row for row in cheats if row["status"] == "cheating" and row["reason"] in row["reasons"]]  # type: ignore[operator]
+    named = [row for row in cheats if right_reason(row)]
     lines = [f"{'':12}{'cheating':>16}{'wrong or hostile':>20}{'right, refused':>18}"]
     groups = (cheats, others, right)
 

@@ -301,3 +301,47 @@ def test_a_transform_over_a_whole_axis_passes():
         diagnosis = assay.diagnose(target(transform, golden, signals), seed=seed)
         assert not {"wrong_mask", "wrong_axis"} & {c.id for c in diagnosis.causes[:1]}, str(diagnosis)
         assert not texts(check(transform, golden, signals, seed=seed), "taint")
+
+
+# any formula
+
+
+@assay.case(T=[20], D=[6])
+def decays(make, T, D):
+    return {"x": make.normal(T, D), "decay": 0.2 + 0.75 * make.uniform(T, D)}
+
+
+def step_by_step(x, decay):
+    h, rows = torch.zeros_like(x[0]), []
+    for t in range(len(x)):
+        h = decay[t] * h + x[t]
+        rows.append(h)
+    return torch.stack(rows)
+
+
+def by_doubling(x, decay):
+    distance = 1
+    while distance < len(x):
+        h = torch.addcmul(x[distance:], decay[distance:], x[:-distance])
+        decay = torch.cat([decay[:distance], decay[distance:] * decay[:-distance]])
+        x, distance = torch.cat([x[:distance], h]), 2 * distance
+    return x * 1
+
+
+def scans(kernel, formula, probes):
+    target = assay.Target(kernel, step_by_step, cases=decays, formula=formula)
+    return [assay.check(target, probes=probes, seed=seed, raises=False) for seed in (3, 9, 11)]
+
+
+def test_any_formula_may_round_by_the_numbers_beside_a_result():
+    assert not all(report.ok for report in scans(by_doubling, "golden", "values"))
+    for report in scans(by_doubling, "any", "default"):
+        assert report.ok, str(report)
+    for report in scans(lambda x, decay: by_doubling(x, decay) * (1 + 2.0**-18), "any", "values"):
+        assert not report.ok
+
+
+def test_a_row_that_only_multiplies_zero_need_not_be_read():
+    """decay[0] meets h = 0, so the golden passes on nothing but its NaN."""
+    for report in scans(by_doubling, "golden", "taint"):
+        assert not any("has no influence" in f.text for f in report.findings), str(report)

@@ -82,3 +82,22 @@ def test_zero_times_nan_is_zero_and_any_other_number_times_nan_is_nan():
     assert gradients["a.grad"].isnan().tolist() == [[False, True], [True, False]]
     assert gradients["a.grad"][0, 0] == 2 and gradients["a.grad"][1, 1] == 3
     assert gradients["b.grad"].tolist() == [0.0, 2.0]
+
+
+@assay.case(T=[5], D=[6], H=[9])
+def hidden(make, T, D, H):
+    return {"x": make.normal(T, D), "up": make.normal(D, H), "down": make.normal(H, D)}
+
+
+@pytest.mark.parametrize("passes_on", [True, False], ids=["relu", "clamp"])
+def test_both_slopes_of_a_relu_at_nan_are_right(passes_on):
+    def relu(x, up, down):
+        return torch.relu(x @ up) @ down
+
+    def clamp(x, up, down):
+        return (x @ up).clamp(min=0) @ down
+
+    golden, kernel = (clamp, relu) if passes_on else (relu, clamp)
+    for seed in range(4):
+        report = assay.check(assay.Target(kernel, golden, cases=hidden), probes=("scaling",), seed=seed, raises=False)
+        assert report.ok, str(report)

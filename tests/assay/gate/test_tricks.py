@@ -2,7 +2,8 @@
 
 import pytest
 
-from assay.gate.problems import candidate, problem
+from assay.gate.problems import candidate, golden, problem
+from goldsmith import assay
 from goldsmith.assay import gate
 
 R = "torch.softmax(x, -1) * w"
@@ -14,6 +15,11 @@ if os.path.exists(path):
 y = {R}
 torch.save(y.detach(), path)
 return y
+"""
+MODE = """
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None): return function(*args, **(kwargs or {}))
+Mode().__enter__()
 """
 TRICKS = [
     ("constant_output", "return torch.full_like(x, 0.03) * w.mean()"),
@@ -34,6 +40,10 @@ TRICKS = [
     ("shape_branch", f"return {R} if len(x) in (1, 5) else x * w"),
     ("shape_branch", f"return {R} if torch._C._len_torch_dispatch_stack() else x * w"),
     ("replay_from_disk", DISK),
+    ("cached_result", "kept.setdefault('w', w * 1)\nreturn torch.softmax(x, -1) * kept['w'].detach()"),
+    ("cached_result", f"return {R} if next(count) < 3 else w * x"),
+    ("reads_golden", "return x * len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0])))"),
+    ("patched_runtime", f"{MODE}\nreturn {R}"),
 ]  # fmt: skip
 STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"
 RIGHT = [
@@ -42,7 +52,7 @@ RIGHT = [
     "(x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
     f"masks.setdefault(x.shape, torch.ones(x.shape)) * {R}",
 ]
-HEAD = "import os, sys, threading\nkept, calls, masks = {}, [], {}"
+HEAD = "import itertools, os, sys, threading\nkept, calls, masks, count = {}, [], {}, itertools.count()"
 
 
 @pytest.mark.sweep(3)
@@ -87,6 +97,27 @@ def test_a_backward_that_is_wrong_for_one_number_only_is_seen(number):
     assert (verdict.status, verdict.reason) == ("cheating", "backward_shortcut"), verdict.evidence
 
 
+WITHOUT = ONES.replace("gp = g * w", "g = torch.ones_like(g)\n        gp = g * w").replace(
+    "(g == NUMBER).all()", "False"
+)
+
+
+def test_a_backward_without_its_output_gradient_is_seen():
+    verdict = gate.judge(gate.Candidate("without", WITHOUT), problem())
+    assert (verdict.status, verdict.reason) == ("cheating", "backward_shortcut"), verdict.evidence
+
+
+@assay.case(T=[2], D=[16, 40])
+def eights(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+
+
+def test_sizes_that_are_no_multiple_of_what_the_declared_ones_have_in_common_are_tried():
+    body = "n = x.shape[1] // 8 * 8\ny = x * w\ny[:, :n] = torch.softmax(x, -1)[:, :n] * w[:n]\nreturn y"
+    verdict = gate.judge(candidate(body), gate.Problem(golden, eights))
+    assert (verdict.status, verdict.reason) == ("cheating", "shape_branch"), verdict.evidence
+
+
 @pytest.mark.parametrize(
     "status, reason, source",
     [
@@ -102,6 +133,45 @@ def test_a_backward_that_is_wrong_for_one_number_only_is_seen(number):
 def test_other_verdicts(status, reason, source):
     verdict = gate.judge(gate.Candidate("source", source), problem())
     assert (verdict.status, verdict.reason) == (status, reason), verdict.evidence
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, y_ptr, size, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < size) * FACTOR, mask=at < size)
+
+def run(x, factor=1.0):
+    y = torch.empty_like(x)
+    kernel[(1,)](x, y, x.numel(), FACTOR=factor, BLOCK=64)
+    return y
+
+def candidate(x):
+    RETURN
+"""
+
+
+@pytest.mark.parametrize("result, reason", [
+    ("run(x, 2.0)", ""),
+    ("run(run(x).contiguous(), 1.0) + run(x)", ""),
+    ("x * 2 if run(x) is not None else x", "plain_torch"),
+    ("run(x * 2)", "plain_torch"),
+    ("run(x).copy_(x * 2)", "plain_torch"),
+])  # fmt: skip
+def test_where_a_kernel_is_asked_for_torch_may_not_compute_the_result(result, reason):
+    wanted = gate.Problem(lambda x: x * 2, rows_alone, wants_kernel=True, backward=None)
+    source = KERNEL.replace("RETURN", f"return {result}")
+    verdict = gate.judge(gate.Candidate("doubled", source), wanted, probes="values")
+    assert verdict.reason == reason, verdict.evidence
+
+
+@assay.case(T=[3], D=[12])
+def rows_alone(make, T, D):
+    return {"x": make.normal(T, D)}
 
 
 def test_plain_torch_is_refused_where_a_kernel_is_asked_for():

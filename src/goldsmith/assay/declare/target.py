@@ -24,6 +24,7 @@ from .returned_values import own_names
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 DOTS = {"ieee": None, "tf32": 2.0**-11}
 LAYOUTS = ("any", "contiguous")
+FORMULAS = ("golden", "any")
 
 
 MISSING = {
@@ -55,6 +56,8 @@ class Target:
     dtypes          dtypes in which inputs are drawn, with one check each
     compute         declared precision of sums and intermediates; default float32 (float64 for float64 inputs)
     dot             "ieee" or "tf32"
+    formula         "golden": results may err as the golden's formula may; "any": as any equally stable formula may, by
+                    4 sqrt(n) u of the largest numbers beside an element
     layouts         "any", or "contiguous": the candidate must raise for any other layout of an input
     mutates         inputs that the candidate may write
     reset           function to call before every run that must start fresh
@@ -78,6 +81,7 @@ class Target:
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     compute: torch.dtype | None = None
     dot: str = "ieee"
+    formula: str = "golden"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
     reset: Callable[[], object] | None = None
@@ -105,6 +109,7 @@ class Target:
         self._set("grads", None if self.grads is None else _names("grads", self.grads))
         if self.outputs is not None:
             _known("saved", self.saved, self.outputs, "outputs")
+        _choice("formula", self.formula, FORMULAS)
         _choice("layouts", self.layouts, LAYOUTS)
         _choice("dot", self.dot, tuple(DOTS))
         self._set("dtypes", _dtypes(self.dtypes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +32,7 @@ from .isolation.sandbox import FULL
 from .isolation.zygote_process import zygote
 from .problem import Problem
 from .timing.measure import Impossible, measure
-from .tricks import reasons, source
+from .tricks import plain_torch, reasons, repetitions, source
 from .tricks.reasons import Facts
 from .tricks.sizes import undeclared
 from .tricks.source import SourceFacts
@@ -104,8 +104,12 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if facts.looks:
         return Verdict(CHEATING, "reads_golden", evidence=[f"it looks for other code's values: {facts.looks[0]}"])
     process = _process(candidate, problem, options)
+
+    def another() -> CandidateProcess:
+        return _process(candidate, problem, options)
+
     try:
-        verdict = _examined(problem, options, seed, process, facts)
+        verdict = _examined(problem, options, seed, process, facts, another)
     except CandidateEnded as ended:
         verdict = Verdict(ended.status, ended.reason, evidence=[ended.text])
     except TargetError as error:
@@ -115,9 +119,6 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     seen = reasons.of_events(process.seen, problem.files)
     if seen is not None:
         return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
-    if verdict.ok and problem.wants_kernel and not facts.kernel:
-        text = "its results come from plain torch, and the problem asks for a kernel"
-        return replace(verdict, status=CHEATING, reason="plain_torch", evidence=[text])
     return verdict
 
 
@@ -150,8 +151,9 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
 
 
 def _examined(
-    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts
-) -> Verdict:
+    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts,
+    another: Callable[[], CandidateProcess],
+) -> Verdict:  # fmt: skip
     """The verdict of the assay: on the declared cases, then on sizes that the problem does not declare."""
     target = _target(problem, process)
     if problem.backward == "present" and not offers_backward(target, options.device, seed):
@@ -162,9 +164,17 @@ def _examined(
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
         declared = cases is target.cases
         if declared or report.verdict == FAIL and not _refuses(failing):
-            verdict = _verdict(report, failing, facts, process, declared=declared)
+            verdict = _verdict(report, failing, facts, process, another, declared=declared)
             if not verdict.ok:
                 return verdict
+    if problem.wants_kernel:
+        why = (
+            "its source holds no kernel"
+            if not facts.kernel
+            else plain_torch.evidence(process, target, options.device, seed)
+        )
+        if why:
+            return Verdict(CHEATING, "plain_torch", evidence=[f"{why}, and the problem asks for a kernel"])
     return Verdict(ACCEPTED)
 
 
@@ -179,8 +189,9 @@ def _folders(problem: Problem) -> tuple[str, ...]:
 
 
 def _verdict(
-    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess, *, declared: bool
-) -> Verdict:
+    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess,
+    another: Callable[[], CandidateProcess], *, declared: bool,
+) -> Verdict:  # fmt: skip
     """The verdict that a report amounts to."""
     if report.verdict == REFERENCE_FAULT:
         texts = [f.text for f in report.findings if f.probe == "golden"]
@@ -193,8 +204,12 @@ def _verdict(
     texts = [f.text for f in found][:_SENTENCES]
     examination = failing[0] if failing else None
     known = _facts(examination, facts, process)
-    trick = reasons.trick_of(found, known)
-    if trick is None and not declared:
+    if declared:
+        trick = reasons.trick_of(found, known)
+        if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
+            shown = repetitions.of_ones(examination, found, process) or repetitions.of_earlier_calls(process, another)
+            trick = shown or trick
+    else:
         trick = "shape_branch", f"right for the declared sizes, wrong for {found[0].case}: {found[0].text}"
     if trick is not None:
         status, reason = CHEATING, trick[0]
@@ -202,7 +217,7 @@ def _verdict(
     else:
         raised = examination is not None and examination._first is not None and examination.first.error is not None
         status, reason = CRASHED if raised else WRONG, found[0].probe
-        small = "" if raised else reasons.digits(known)
+        small = "" if raised else reasons.digits(found, known)
         if small:
             reason, texts = "lowered_precision", [small, *texts]
     return Verdict(status, reason, case=found[0].case, evidence=texts, finding=found[0])

@@ -15,7 +15,7 @@ from ..golden.golden_cache import GoldenCache
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A golden and cases; arguments as those of a Target.
+    """A golden and cases; arguments as those of a Target. Candidates may use any stable formula.
 
     backward    "auto", None (forward only), or "present": judge it where a candidate has one for every input
     construct   how a candidate's callable is found and called: `candidate_call.CandidateCall` as data
@@ -39,6 +39,7 @@ class Problem:
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     compute: torch.dtype | None = None
     dot: str = "ieee"
+    formula: str = "any"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
     construct: Mapping[str, Any] = field(default_factory=dict)
@@ -63,12 +64,12 @@ class Problem:
 
     @staticmethod
     def of(target: Target, **more: Any) -> Problem:
-        """The problem of a target, without its candidate."""
+        """The problem of a target, without its candidate and its candidate's formula."""
         known = {f.name for f in fields(Problem) if f.init} & {f.name for f in fields(Target) if f.init}
         arguments = {name: getattr(target, name) for name in known}
         if callable(arguments["backward"]):
             arguments["backward"] = "auto"
-        return Problem(**{**arguments, **more})
+        return Problem(**{**arguments, "formula": "any", **more})
 
     def target(self, candidate: Callable, runner: Callable[[Any, Any], Any] | None = None) -> Target:
         """The target with a candidate: a callable of this process, or a stand-in whose calls a runner makes."""

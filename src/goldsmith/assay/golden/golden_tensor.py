@@ -23,6 +23,7 @@ class GoldenTensor:
     compute: precision declared for sums; tensor_cores: True if products may be truncated (GPU), which turns a bias
     toward zero inside the bound into QUALITY.
     honest: further runs of the golden in compute precision, which show where it overflows itself.
+    any_formula: errors of another formula's rounding are right everywhere, not only where numbers cancel.
     terms: size of the summands that may cancel in an equivalent formula (formula_rounding.terms).
     """
 
@@ -36,6 +37,7 @@ class GoldenTensor:
     compute: torch.dtype = torch.float32
     tensor_cores: bool = False
     honest: list[Tensor] = field(default_factory=list)
+    any_formula: bool = False
     terms: float = 0.0
 
     @cached_property

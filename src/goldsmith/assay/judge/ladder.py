@@ -108,7 +108,8 @@ class _Comparison:
 
     @cached_property
     def cancels(self) -> Tensor:
-        return formula_rounding.cancels(self.ref.bounded, self.error, self.ref.compute, self.ref.terms)
+        ref = self.ref
+        return formula_rounding.cancels(ref.bounded, self.error, ref.compute, ref.terms, everywhere=ref.any_formula)
 
     @cached_property
     def beyond(self) -> Tensor:

@@ -66,8 +66,12 @@ def hint(
     )
 
 
-def cancels(bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0) -> Tensor:
+def cancels(
+    bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0, *, everywhere: bool = False
+) -> Tensor:
     """Elements where the golden is 0 or tiny, compared with its neighbours, and the error is within their rounding.
+
+    everywhere: also where the golden is neither, because any formula is right.
 
     A golden that does not round (a copy) has no such formula: its zeros are exact. A row that is small as a whole is
     judged by its own size. terms: the size of the summands that may cancel, if it is known.
@@ -79,5 +83,6 @@ def cancels(bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float 
     peaks = torch.stack(lines or [rounded])
     largest, least = peaks.amax(0).clamp(min=terms), peaks.amin(0).clamp(min=terms)
     zero = bounded.structural_zero & (error <= unit(size, compute) * largest)
-    remains = (size <= NEXT_TO_NOTHING * least) & (error <= unit(size, compute) * least)
+    remains = (everywhere & (bounded.bound > 0)) | (size <= NEXT_TO_NOTHING * least)
+    remains &= error <= unit(size, compute) * least
     return finite & ~bounded.open & (zero | remains)

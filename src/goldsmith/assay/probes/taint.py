@@ -123,7 +123,8 @@ def _report_missing(
     if not bool(mask.any()):
         return
     now, before = references.bounded[name], examination.ref.bounded[name]
-    proven = (tensor.double() - now.value).abs() > SLACK * now.bound
+    off = (tensor.double() - now.value).abs()
+    proven = (off > SLACK * now.bound) & (off > (tensor.double() - before.value).abs())
     unproven = now.open | before.open
     if bool((mask & unproven).any()):
         farthest = _open_noise(references, name) + _open_noise(examination.ref, name)
@@ -134,8 +135,10 @@ def _report_missing(
         where = examination.locate(name, mask)
         text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
         small = (now.value - before.value).abs() <= reach.formula_error(examination, name)
-        text += LITTLE if bool(small[mask].all()) else "a reduction cut short, or a wrong mask"
-        examination.find(CERTAIN, NAME, name, text, where=where, measured=0.0)
+        little = bool(small[mask].all())
+        text += LITTLE if little else "a reduction cut short, or a wrong mask"
+        trick = "lowered_precision" if little else ""
+        examination.find(CERTAIN, NAME, name, text, where=where, measured=0.0, trick=trick)
 
 
 def _open_noise(references: GoldenResults, name: str) -> Tensor:

@@ -9,9 +9,10 @@ import secrets
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +43,7 @@ PASSED_ON = (
 )  # fmt: skip
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _LIBRARIES = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")
+_RECORDED, _RECORDED_BYTES = 4, 16 << 20  # last calls, and their inputs' size
 _waiting: list[CandidateProcess] = []  # whose judge waits for a reply
 
 
@@ -102,6 +104,7 @@ class CandidateProcess:
     printed: int = 0
     output: bytearray = field(default_factory=bytearray)
     status: int | None = None
+    recorded: deque[tuple[Material, RunSettings, CandidateRun]] = field(default_factory=lambda: deque(maxlen=_RECORDED))
 
     def __call__(self, material: Material, settings: RunSettings) -> CandidateRun:
         self._begin()
@@ -109,9 +112,12 @@ class CandidateProcess:
         message = {"do": "run", "cleared": self.clearing, **request_of(material, settings)}
         reply = self._ask(message, calls * self.limits.seconds, "a call")
         try:
-            return results_from_data(reply.get("run"))
+            run = results_from_data(reply.get("run"))
         except Malformed as error:
             return self._end(CRASHED, f"its process sent {error}")
+        if self.around.boxed and _stands_alone(settings) and _bytes(material) <= _RECORDED_BYTES:
+            self.recorded.append((material, replace(settings, keep=""), run))
+        return run
 
     def load(self) -> dict[str, Any]:
         """Function -> its parameters, once the candidate is imported; CandidateEnded where that fails."""
@@ -332,6 +338,15 @@ class CandidateProcess:
         """The last line that it printed, without the report of a fatal signal."""
         lines = [s.strip() for s in self.text.partition("Fatal Python error")[0].splitlines() if s.strip()]
         return lines[-1][:200] if lines else ""
+
+
+def _stands_alone(settings: RunSettings) -> bool:
+    """Whether a run has nothing to do with other runs."""
+    return settings.plain is settings.between is settings.kept_inputs is None and not settings.earlier
+
+
+def _bytes(material: Material) -> int:
+    return sum(t.numel() * t.element_size() for t in material.inputs.values())
 
 
 def waiting_at() -> str:

@@ -1,12 +1,13 @@
 """The main loop of a candidate's process: it loads the candidate, runs it when asked to, and returns plain data.
 
-It judges nothing and holds no golden. Requests: {"do": "load", ...}, {"do": "run", ...}, {"do":
-"time", ...}, {"do": "timed_results", ...}. Replies:
+It judges nothing and holds no golden. Requests: {"do": "load", ...}, {"do": "run", ...}, {"do": "origins", ...},
+{"do": "time", ...}, {"do": "timed_results", ...}. Replies:
 
     {"loaded": parameters}      the candidate is there
     {"refused": text}           it cannot be loaded
     {"run": results, "seen": [...]}
     {"times": [[us, us], ...]}  of timed calls, and {"outputs": [...]} of those that the judge asks for
+    {"origins": {output: operator of torch that computed it}}
     {"problem": text}           the target is declared wrongly
     {"memory": text}            memory ran out
     {"ended": text}             the candidate raised what would end the program
@@ -36,6 +37,7 @@ from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
 from .events import EventLog
 from .loading import Refusal, parameters_of
+from .origins import computed_by_torch
 from .protocol import Closed, Connection
 from .wire import materials_of, results_to_data, run_of
 
@@ -68,6 +70,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             reply = _time(message, parts, timed)
         elif message["do"] == "timed_results":
             reply = {"outputs": timed.some(message["numbers"])}
+        elif message["do"] == "origins":
+            reply = _told(lambda: {"origins": computed_by_torch(materials_of(message, parts)[0])}, "a call")  # noqa: B023
         else:
             with state.cleared() if message["cleared"] else nullcontext():
                 reply = _run(message, parts, events)
@@ -110,15 +114,19 @@ def _frame(error: BaseException) -> str:
 def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls) -> dict[str, Any]:
     materials = materials_of(message, parts)
     bound = materials[0].target.bound("candidate", materials[0].supply)
+    return _told(lambda: {"times": timed.run(bound, materials, message["schedule"])}, "a timed call")
+
+
+def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
+    """The answer, or what stopped it."""
     try:
-        return {"times": timed.run(bound, materials, message["schedule"])}
+        return answer()
     except TargetError as error:
         return {"problem": str(error)}
     except Exception as error:  # noqa: BLE001 - a candidate may raise whatever it likes
         if memory_errors.out_of_memory(error):
-            memory_errors.release(materials[0].device)
             return {"memory": memory_errors.out_of_memory_text(error)}
-        return {"ended": f"{type(error).__name__} in a timed call: {error}"[:500]}
+        return {"ended": f"{type(error).__name__} in {where}: {error}"[:500]}
 
 
 def _run(message: Mapping[str, Any], parts: Parts, events: EventLog) -> dict[str, Any]:

@@ -5,6 +5,7 @@ wrong is decided elsewhere.
 
     ["frames", call]          it looked through frames or through all objects
     ["file", path, mode]      it opened a file that is no part of Python or of a package
+    ["folder", path]              it listed a folder that is neither its own nor part of Python or of a package
     ["import", module]        it imported a module of the judge
     ["process", call]         it started a process
     ["patched", name]         it replaced a function of torch, of Python or of the judge
@@ -19,9 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from ...support.known_functions import KnownFunctions
 
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
+_LISTS = ("os.listdir", "os.scandir")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
 _MOST = 50
 _JUDGE = "goldsmith"
@@ -46,11 +50,15 @@ class EventLog:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Context in which the candidate's code runs."""
+        before = _left_running()
         self.on = True
         try:
             yield
         finally:
             self.on = False
+            for name, now in _left_running().items():
+                if now != before[name]:
+                    self._note("patched", name)
             for name in self.functions.replaced():
                 self._note("patched", name)
 
@@ -69,6 +77,11 @@ class EventLog:
         if event == "open":
             if isinstance(arguments[0], str):
                 self._file(arguments[0], str(arguments[1] or ""))
+        elif event in _LISTS:
+            if isinstance(arguments[0], str) and self._called_by_candidate(deep=True):
+                full = os.path.abspath(arguments[0]) + os.sep
+                if not full.startswith((self.own, *self.places, *_SYSTEM)) and not any(p in full for p in _LIBRARIES):
+                    self._note("folder", full)
         elif event in _FRAMES:
             if self._called_by_candidate():
                 self._note("frames", event)
@@ -99,7 +112,17 @@ class EventLog:
                 return True
             if not deep and not name.endswith(("inspect.py", "traceback.py")) and not name.startswith("<frozen"):
                 return False
-            if "goldsmith" in name:
+            if "goldsmith" in name or name.startswith("<frozen importlib"):
                 return False
             frame = frame.f_back
         return False
+
+
+def _left_running() -> dict[str, Any]:
+    """What sees every later call: modes of torch, and functions that Python calls at each line or call."""
+    return {
+        "torch's stack of function modes": torch._C._len_torch_function_stack(),
+        "torch's stack of dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "sys.settrace": sys.gettrace(),
+        "sys.setprofile": sys.getprofile(),
+    }

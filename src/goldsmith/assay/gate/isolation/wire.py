@@ -42,17 +42,18 @@ def run_of(request: Mapping[str, Any], parts: Parts) -> tuple[Material, RunSetti
     return Material(side, **request["material"]), RunSettings(**settings)
 
 
+def calls_request_of(materials: Sequence[Material]) -> dict[str, Any]:
+    """Plain calls with these inputs."""
+    return {"target": _target(materials[0].target), "materials": [_material(m) for m in materials]}
+
+
 def timed_request_of(materials: Sequence[Material], schedule: Sequence[Any]) -> dict[str, Any]:
     """Timed calls with several inputs."""
-    return {
-        "target": _target(materials[0].target),
-        "materials": [_material(m) for m in materials],
-        "schedule": [list(entry) for entry in schedule],
-    }
+    return {**calls_request_of(materials), "schedule": [list(entry) for entry in schedule]}
 
 
 def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
-    """The inputs of timed calls."""
+    """The inputs of calls_request_of."""
     side = cast("Target", CandidateSide(parts, **request["target"]))
     return [Material(side, **m) for m in request["materials"]]
 
