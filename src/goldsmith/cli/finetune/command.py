@@ -117,9 +117,11 @@ class FinetuneRun:
         stream, facts, evaluation = self._streams()
         training = training_steps(self.options, len(stream), self.ranks.world)
         if dry_run:
+            if self.ranks.world > 1:
+                self._training_session(training, dry_run)  # compares the ranks' options
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
-        session = self._training_session(training)
+        session = self._training_session(training, dry_run)
         trackers = RunTrackers(self.options.report_to, self.output, self.show.note)
         callbacks = RunCallbacks(
             row=lambda row: self._show_row(row, trackers),
@@ -277,7 +279,7 @@ class FinetuneRun:
             "shortened": cut.shortened,
         }
 
-    def _training_session(self, training: TrainingSteps) -> TrainingSession:
+    def _training_session(self, training: TrainingSteps, dry_run: bool) -> TrainingSession:
         import torch
 
         from ...hf.training.errors import TrainingError
@@ -291,7 +293,8 @@ class FinetuneRun:
         with self.show.doing("computing the checksum of the model's files"):
             run_identity = identity(options, training, model_folder)
         if self.ranks.world > 1:
-            different = disagreement(self.ranks.gathered(of_rank(options, {**run_identity, **versions()})))
+            facts = {**run_identity, **versions(), "--dry-run": dry_run}
+            different = disagreement(self.ranks.gathered(of_rank(options, facts)))
             if different:
                 raise TrainingError(different)
         return TrainingSession(
