@@ -93,6 +93,12 @@ def a_truncated_file(folder, tmp_path, draw):
     path.write_bytes(path.read_bytes()[:-30])
 
 
+def a_truncated_file_and_no_dtype(folder, tmp_path, draw):
+    """So that the first tensor's dtype is read before the names of all."""
+    a_truncated_file(folder, tmp_path, draw)
+    no_dtype_in_the_config(folder, tmp_path, draw)
+
+
 def a_pickle(folder, tmp_path, draw):
     torch.save(models.model("qwen3_moe", seed=6).state_dict(), folder / "pytorch_model.bin")
 
@@ -243,6 +249,7 @@ def test_a_random_folder_gives_the_weights_of_from_pretrained_or_a_refusal(numbe
         (only_a_pickle, "pytorch_model.bin, a pickle"),
         (a_distributed_checkpoint, "distributed checkpoint .shard-00000-model"),
         (a_truncated_file, "model.safetensors: cannot be read"),
+        (a_truncated_file_and_no_dtype, "model.safetensors: cannot be read"),
         (
             fused_beside_single_experts,
             r"and model.*experts.down_proj \(in model.safetensors\) both give model.*down_proj",
