@@ -23,6 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 import torch
 
+import interpreted_products
+
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, so it must be set before
@@ -109,18 +111,13 @@ def quick_interpreter():
 
 
 @pytest.fixture
-def products_by_element(monkeypatch):
-    """Interpreted products sum every element alike. They are numpy's, and where its BLAS has AVX2 only (CI's machine),
-    an element's order of sums hangs on the place of its row: bits of tokens among others would be that BLAS's."""
+def products_by_element():
+    """Interpreted products sum every element alike, so that a token has the same bits wherever it is."""
     if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+        yield
         return
-    from triton.runtime import interpreter
-
-    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-        products = a.data[..., :, :, None].astype(d.data.dtype) * b.data[..., None, :, :].astype(d.data.dtype)
-        return interpreter.TensorHandle(products.sum(-2) + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    with interpreted_products.by_element():
+        yield
 
 
 def _roomy(test, **arguments):

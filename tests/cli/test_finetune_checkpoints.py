@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 from cli.finetune_tools import rows_without_times, same, session, trained
 from goldsmith.hf.training.errors import TrainingError
 from goldsmith.hf.training.records import checkpoints
-from goldsmith.hf.training.run.session import FILES, RunCallbacks, lock
+from goldsmith.hf.training.run.session import FILES, RunCallbacks, locked
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +108,14 @@ def test_a_wrong_kind_of_file_in_the_output_folder_is_rejected_before_the_run(na
         (tmp_path / name).write_text("")
     else:
         os.mkfifo(tmp_path / name)
-    with pytest.raises(TrainingError, match=f"has a (device, a pipe or a socket|file) named {name}, where this run"):
-        lock(tmp_path)
+    with (
+        pytest.raises(TrainingError, match=f"has a (device, a pipe or a socket|file) named {name}, where this run"),
+        locked(tmp_path),
+    ):
+        pass
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_an_output_name_that_the_disk_rejects_is_reported(tmp_path):
-    with pytest.raises(TrainingError, match="cannot be written: File name too long"):
-        lock(tmp_path / ("x" * 300))
+    with pytest.raises(TrainingError, match="cannot be written: File name too long"), locked(tmp_path / ("x" * 300)):
+        pass

@@ -164,6 +164,12 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, m
         reading(content, name)
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_no_name(name, tokenizer):
+    with pytest.raises(DataError, match="^' ?': this is no name of a file or of a data set"):
+        read(name, tokenizer)
+
+
 def test_a_missing_file_is_named(tmp_path, tokenizer):
     with pytest.raises(DataError, match="none.txt: there is no such file"):
         read(tmp_path / "none.txt", tokenizer)

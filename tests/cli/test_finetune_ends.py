@@ -17,10 +17,11 @@ from cli.finetune_tools import rows_without_times, saved_place, session, tiny_tr
 from goldsmith.cli import app
 from goldsmith.cli.finetune.display import FinetuneDisplay
 from goldsmith.cli.terminal import console
+from goldsmith.hf.checkpoint.foreign_errors import out_of_memory
 from goldsmith.hf.training.model import loading as models
 from goldsmith.hf.training.options import Options
 from goldsmith.hf.training.records.journal import rows
-from goldsmith.hf.training.run.memory_errors import out_of_memory, paragraph
+from goldsmith.hf.training.run.memory_errors import paragraph
 from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, RunCallbacks, again
 from goldsmith.hf.training.run.trainer import Trainer
 
@@ -284,11 +285,12 @@ def test_out_of_memory_before_the_first_checkpoint_and_before_the_model(place, t
 
     monkeypatch.setattr(models, "load", load)
     result, text = run(place, tmp_path / "out", "--checkpointing", "--format", "int4")
-    assert result.exit_code == 2 and not (tmp_path / "out" / "run.json").exists()
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
     assert text.endswith(
         "--device cpu has too little memory. These take less: a smaller --batch-size (with a larger --grad-accum), "
         "a smaller --seq-len or --rank."
     )
+    (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text('{"result": {"status": "running"}}')  # as a kill leaves it
     run(place, tmp_path / "out")
     assert result_of(tmp_path / "out")["status"] == "failed"

@@ -2,7 +2,10 @@
 
 import builtins
 import json
+import logging
 import shutil
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -318,8 +321,12 @@ def test_a_template_that_drops_tool_calls_or_tools_is_refused(reading):
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_clear_error(reading, name, content, message):
+    logged = QueueHandler(SimpleQueue())
+    logging.getLogger("datasets").addHandler(logged)
     with pytest.raises(DataError, match=message):
         reading(content, name)
+    logging.getLogger("datasets").removeHandler(logged)
+    assert logged.queue.empty()  # datasets would write its own words for the error
 
 
 def test_a_table_of_another_encoding_is_named_with_its_line(tmp_path, tokenizer):

@@ -111,6 +111,12 @@ def test_ranks_with_other_options_or_data_are_named_once(place, tmp_path):
     assert len(texts) == 2 and not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_on_one_rank_only_is_named(place, tmp_path):
+    command = words(place, tmp_path / "out")
+    texts = [" ".join(text.split()) for _, text in RankProcesses(tmp_path, [command, [*command, "--dry-run"]]).ended()]
+    assert sum("--dry-run is False on rank 0 and True on rank 1." in text for text in texts) == 1, texts
+
+
 def test_an_error_of_one_rank_ends_all_with_its_message(place, tmp_path):
     both = [words(place, tmp_path / "out"), words(place, tmp_path / "out")]
     both[1][both[1].index("--data") + 1] = str(tmp_path / "missing.txt")

@@ -30,7 +30,7 @@ from goldsmith.hf.training.errors import Diverged, TrainingError
 from goldsmith.hf.training.records import journal
 from goldsmith.hf.training.run.loss import summed_loss
 from goldsmith.hf.training.run.schedule import Schedule, warmup_steps
-from goldsmith.hf.training.run.session import LOG, RunCallbacks, TrainingSession, lock
+from goldsmith.hf.training.run.session import LOG, RunCallbacks, TrainingSession, locked
 from goldsmith.hf.training.run.trainer import Trainer
 from goldsmith.hf.training.run.training_steps import TrainingSteps
 from hf import goldens, models
@@ -300,11 +300,19 @@ def test_a_checkpoint_of_another_model_is_rejected_with_the_parameters_name(tmp_
 
 
 def test_two_runs_cannot_write_to_one_folder(tmp_path):
-    result = lock(tmp_path)
-    with pytest.raises(TrainingError, match="Another run is writing to"):
-        lock(tmp_path)
-    result.close()
-    lock(tmp_path).close()
+    with locked(tmp_path), pytest.raises(TrainingError, match="Another run is writing to"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):
+    (tmp_path / "there").mkdir()
+    with locked(tmp_path / "there"), locked(tmp_path / "new" / "run"), locked(tmp_path / "used"):
+        (tmp_path / "used" / "log.jsonl").write_text("")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "there", "used", "used/.lock", "used/log.jsonl",
+    ]  # fmt: skip
 
 
 def test_a_log_whose_last_line_was_cut_short_is_read(tmp_path):

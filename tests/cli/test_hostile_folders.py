@@ -1,6 +1,7 @@
 """Folders whose files have wrong values: each fault is a ValueError of one sentence, whatever a reader raises."""
 
 import json
+import types
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,15 @@ import torch
 
 pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 
+from transformers.models.qwen3_moe import modeling_qwen3_moe
+from typer.testing import CliRunner
+
 import goldsmith
-from cli.finetune_tools import saved_model
+from cli.finetune_tools import VERSE, saved_model, tiny_model
+from goldsmith.cli import app
 from goldsmith.core.json_values import parse_json
 from goldsmith.core.messages import about, sentence
-from goldsmith.hf.checkpoint.foreign_errors import brief
+from goldsmith.hf.checkpoint.foreign_errors import brief, of_the_model
 from goldsmith.hf.experts_spec import experts_modules, spec_of
 from goldsmith.hf.model_class import config_of, empty_model
 from goldsmith.hf.offload.generation import tokenizer_of
@@ -118,6 +123,49 @@ def test_only_one_function_reads_json():
     files = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] not in apart]
     readers = [path.name for path in files if "json.loads(" in path.read_text() or "json.load(" in path.read_text()]
     assert readers == ["json_values.py"]
+
+
+def test_a_config_whose_model_cannot_compute_is_one_sentence_and_leaves_nothing(folder, tmp_path, monkeypatch):
+    """The model can be made, but its own forward fails in transformers."""
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "verse.txt").write_text(VERSE)
+
+    def broken(*args, **kwargs):
+        raise IndexError("index 3 is out of range")
+
+    broken = types.FunctionType(broken.__code__, modeling_qwen3_moe.__dict__)  # a function of that module
+    monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeAttention, "forward", broken)
+    commands = [
+        ["generate", folder, "--prompt", "Shall I", "--device", "cpu"],
+        ["finetune", folder, "--data", tmp_path / "verse.txt", "--output", tmp_path / "new" / "out"],
+    ]
+    for command in commands:
+        result = CliRunner().invoke(app, [str(word) for word in command])
+        assert result.exit_code == 2, result.exception
+        text = " ".join(result.stderr.split())
+        assert f"MODEL {folder}: its code in transformers cannot compute with the values in config.json" in text
+        assert "IndexError: index 3 is out of range." in text
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_error_of_our_own_code_below_the_model_stays_as_it_is():
+    def ours():
+        parse_json(None)
+
+    called = types.FunctionType((lambda f: f()).__code__, modeling_qwen3_moe.__dict__)
+    with pytest.raises(TypeError), of_the_model():
+        called(ours)
+    with pytest.raises(MemoryError), of_the_model():
+        called(types.FunctionType((lambda: bytearray(2**62)).__code__, modeling_qwen3_moe.__dict__))
+
+
+def test_a_tokenizer_of_another_model_is_named_before_the_first_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    folder = saved_model(tmp_path / "model")
+    tiny_model(vocabulary=100).save_pretrained(folder)
+    result = CliRunner().invoke(app, ["generate", str(folder), "--prompt", "\u00ff", "--device", "cpu"])
+    assert result.exit_code == 2, result.exception
+    assert "but its embedding table has only 100 rows" in " ".join(result.stderr.split())
 
 
 # sentences

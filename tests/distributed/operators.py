@@ -5,6 +5,7 @@ from torch.distributed import get_world_size
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import interpreted_products
 from goldsmith import Op
 from goldsmith.cli.verify.rank_targets import OperatorOnRanks
 
@@ -29,6 +30,12 @@ def results_that_depend_on_the_sharding(name, values, backend, device):
     parts = op.all_results(*placed, backend=backend, **options)
     tokens = [n for n in parts if op.axes[n].per_token]
     return [n for n in tokens if not torch.equal(parts[n].full_tensor(), whole[n])]
+
+
+def results_of_kernels_that_depend_on_the_sharding(name, values):
+    """The same for Triton kernels in the interpreter, which computes on the CPU."""
+    with interpreted_products.by_element():
+        return results_that_depend_on_the_sharding(name, values, "triton", "cpu")
 
 
 def total(x):

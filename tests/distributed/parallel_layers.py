@@ -85,6 +85,7 @@ def refusals():
         "other_sizes": lambda: sum_in_rank_order([torch.ones(3 + get_rank())]),
         "other_number": lambda: sum_in_rank_order([torch.ones(3)] * get_rank()),
         "no_tensors": lambda: clip_grad_norm({"a": 1}, 1.0),
+        "named_parameters": lambda: average_gradients(nn.Linear(2, 2).named_parameters(), mesh),
     }
     messages = {}
     for name, call in calls.items():

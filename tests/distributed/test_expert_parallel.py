@@ -45,6 +45,7 @@ def test_experts_over_one_dimension_and_fsdp_over_the_other_are_certified(pools)
     ("other_sizes", "ValueError", "number 0 is [3] torch.float32 on rank 0, and [4] torch.float32 on rank 1"),
     ("other_number", "ValueError", "rank 0 has 0 of them, and rank 1 has 1"),
     ("no_tensors", "TypeError", "parameters has a str, expected tensors"),
+    ("named_parameters", "TypeError", "parameters has a tuple, expected tensors"),
 ])  # fmt: skip
 def test_a_call_that_makes_no_sense_is_one_sentence_on_every_rank(mistake, error, text, refusals):
     for messages in refusals:

@@ -1,5 +1,7 @@
 """Every operator on DTensors: results and gradients are certified against the unsharded golden."""
 
+import os
+
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -9,6 +11,7 @@ from distributed.operators import function_of
 from goldsmith import Op, assay
 from goldsmith.assay.ranks import RankError, RankPool, sharded
 from goldsmith.cli.targets import op_target
+from goldsmith.cli.verify.rank_targets import rank_cases
 
 OPS = Op.all()
 LAYOUTS = {
@@ -17,6 +20,8 @@ LAYOUTS = {
     "replicated": (2, None, Replicate()),
     "four_ranks_in_two_dimensions": (4, (2, 2), (Shard(0), Replicate())),
 }
+CASES = 3  # of each operator
+KERNELS = [name for name, op in OPS.items() if "triton" in op.backends]
 EXPERTS = [op for op in OPS.values() if op.expert_axis is not None]
 
 
@@ -35,6 +40,16 @@ def target_of(op, pool, placements, mesh=None, case=None):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("name", OPS)
+def test_every_rank_has_tokens_in_the_first_case(name, world):
+    """Without tokens every sharding is right; the first cases of most operators have none or one."""
+    op = OPS[name]
+    values = rank_cases(op, world)[0].build(torch.float32, "cpu", 0)
+    tokens = [values[n].shape[0] for n in op.inputs if op.axes[n].per_token and values.get(n) is not None]
+    assert min(tokens) >= world
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
@@ -42,7 +57,7 @@ def test_results_and_gradients_are_certified(name, layout, pools):
     op, (world, mesh, placement) = OPS[name], LAYOUTS[layout]
     placements = {name: placement for name in op.inputs if op.axes[name].per_token}
     target = target_of(op, pools(world), placements, mesh)
-    for case in op.cases[:2]:  # the second has one token: all ranks but one are empty
+    for case in rank_cases(op, world)[:CASES]:  # uneven tokens, no tokens, and one token, so that ranks are empty
         assay.check(target, case, probes=("values",))
 
 
@@ -59,22 +74,32 @@ def gpus():
 def test_two_gpus_are_certified(name, gpus):
     op = OPS[name]
     placements = {name: Shard(0) for name in op.inputs if op.axes[name].per_token}
-    for case in op.cases[:2]:
+    for case in rank_cases(op, 2)[:CASES]:
         assay.check(target_of(op, gpus, placements), case, probes=("values",))
 
 
 @pytest.mark.parametrize("name", ["mhc.expand", "mhc.post", "mhc.sinkhorn", "router.product_topk"])
 def test_a_tokens_bits_do_not_depend_on_the_sharding(name, pools):
-    """Of the others, references multiply matrices, and torch adds in another order for fewer rows."""
-    values = OPS[name].cases[0].build(torch.float32, "cpu", 0)
+    """On a CPU. Other references multiply matrices, and torch adds in another order for fewer rows."""
+    values = rank_cases(OPS[name], 3)[0].build(torch.float32, "cpu", 0)
     call = (name, values, "auto", "cpu")
     assert pools(3).run(operators.results_that_depend_on_the_sharding, [call] * 3) == [[]] * 3
 
 
+@pytest.mark.sweep(3)
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on the GPU here")
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_tokens_bits_do_not_depend_on_the_sharding_of_an_interpreted_kernel(name, world, pools):
+    values = rank_cases(OPS[name], world)[0].build(torch.float32, "cpu", 0)
+    calls = [(name, values)] * world
+    assert pools(world).run(operators.results_of_kernels_that_depend_on_the_sharding, calls) == [[]] * world
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if "triton" in op.backends])
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_tokens_bits_do_not_depend_on_the_sharding_over_gpus(name, gpus):
-    values = OPS[name].cases[0].build(torch.float32, "cpu", 0)
+    values = rank_cases(OPS[name], 2)[0].build(torch.float32, "cpu", 0)
     call = (name, values, "triton", "cuda")
     assert gpus.run(operators.results_that_depend_on_the_sharding, [call] * 2) == [[]] * 2
 
@@ -82,7 +107,8 @@ def test_a_tokens_bits_do_not_depend_on_the_sharding_over_gpus(name, gpus):
 @pytest.mark.parametrize("op", EXPERTS, ids=[op.name for op in EXPERTS])
 def test_experts_spread_over_ranks_are_certified(op, pools):
     axis, ids = op.expert_axis
-    case = next(c for c in op.cases if not c.build(torch.float32, "cpu", 0).get("layout"))  # not packed
+    cases = rank_cases(op, 2)
+    case = next(c for c in cases if not c.build(torch.float32, "cpu", 0).get("layout"))  # not packed
     values = case.build(torch.float32, "cpu", 0)
     tables = [n for n in op.inputs if values.get(n) is not None and op.axes[n].of(values[n]).names[:1] == (axis,)]
     assert tables and ids in op.inputs

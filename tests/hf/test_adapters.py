@@ -12,6 +12,8 @@ from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from goldsmith.hf.adapter import layout
+from goldsmith.hf.adapter.fitting import fitted
+from goldsmith.hf.experts_spec import experts_modules, spec_of
 
 # peft 0.21.2 warns because it looks for the patterns' keys only among targeted modules; it still applies them
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
@@ -318,9 +320,12 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
         (lambda f: config(f, rank_pattern=[1]), r"rank_pattern is \[1\], expected a number for each name"),
         (lambda f: config(f, alpha_pattern={"(": 3}), r"alpha_pattern has the invalid pattern '\('"),
         (lambda f: config(f, target_parameters="mlp"), "target_parameters is 'mlp', expected a list of names"),
+        (lambda f: config(f, target_modules="(("), r"target_modules has the invalid pattern '\(\('"),
+        (lambda f: config(f, target_modules=3), "target_modules is 3, expected a list of names or a pattern"),
         (lambda f: config(f, modules_to_save=3), "modules_to_save is 3, expected a list of names"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A] * torch.nan})), "lora_A.weight has NaN or Inf in it"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A].int()})), "lora_A.weight has the dtype int32"),
+        (lambda f: tensors(f, lambda t: t.update({A: t[A].to(torch.float8_e4m3fn)})), "has the dtype float8_e4m3fn"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A][0, 0]})), r"lora_A.weight \[\] .* for other experts"),
         (lambda f: tensors(f, doubled), "has rank 8 with 5 experts, but .* says rank 4; the adapter may be for"),
         (lambda f: metadata(f, {"goldsmith.ranks": '{"a": 3}'}), "metadata entry goldsmith.ranks is damaged"),
@@ -341,6 +346,24 @@ def test_an_unreadable_adapter_is_reported_and_the_model_stays(spoil, message, t
     with pytest.raises(ValueError, match=message):
         hf.load_adapter(ours, tmp_path)
     assert same(factors_of(ours), before)
+
+
+@pytest.mark.parametrize("value", ["((", 3, {"x": {}}], ids=repr)
+def test_a_wrong_value_in_an_adapters_config_is_one_sentence_with_the_files_name(value, tmp_path):
+    """Whatever class peft raises for it."""
+    options = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"], "r": 2}
+    plain = models.model("qwen3_moe")
+    models.peft.get_peft_model(models.model("qwen3_moe"), models.peft.LoraConfig(**options)).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / CONFIG).read_text())
+    refused = 0
+    for key in content:
+        (tmp_path / CONFIG).write_text(json.dumps(content | {key: value}))
+        try:
+            fitted(plain, {path: spec_of(module) for path, module in experts_modules(plain)}, tmp_path, "test")
+        except ValueError as error:
+            refused += 1
+            assert str(tmp_path) in str(error) and "\n" not in str(error)
+    assert refused > 5
 
 
 def test_only_a_converted_model_with_lora_has_an_adapter(tmp_path):

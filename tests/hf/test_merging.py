@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks import tiny_models
 from hf import models
@@ -181,6 +181,20 @@ def test_an_adapter_that_cannot_be_merged_is_refused_and_nothing_is_written(tmp_
     with pytest.raises(ValueError, match=text):
         merge(*places, format=change.get("format", "auto"))
     assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+@pytest.mark.parametrize("part", ["experts.0.up_proj.weight", "self_attn.o_proj.weight"])
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_a_weight_in_a_dtype_without_sums_is_merged_in_another_format_only(part, stored, tmp_path):
+    base, adapter = base_and_adapter(tmp_path)
+    weights = load_file(base / "model.safetensors")
+    name = min(name for name in weights if name.endswith(part))
+    save_file(weights | {name: weights[name].to(stored)}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"has the dtype {str(stored)[6:]}, in which no sum can be written: give form"):
+        merge(base, adapter, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    merge(base, adapter, tmp_path / "out", format="bf16")
+    assert not differences(loaded(tmp_path / "out").state_dict(), by_peft(base, adapter))
 
 
 def test_an_error_on_the_way_leaves_no_folder(tmp_path, monkeypatch):

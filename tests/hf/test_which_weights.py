@@ -93,6 +93,12 @@ def a_truncated_file(folder, tmp_path, draw):
     path.write_bytes(path.read_bytes()[:-30])
 
 
+def a_truncated_file_and_no_dtype(folder, tmp_path, draw):
+    """So that the first tensor's dtype is read before the names of all."""
+    a_truncated_file(folder, tmp_path, draw)
+    no_dtype_in_the_config(folder, tmp_path, draw)
+
+
 def a_pickle(folder, tmp_path, draw):
     torch.save(models.model("qwen3_moe", seed=6).state_dict(), folder / "pytorch_model.bin")
 
@@ -138,6 +144,21 @@ def a_tensor_too_few(folder, tmp_path, draw):
     save_file(tensors, path, {"format": "pt"})
 
 
+def fused_beside_single_experts(folder, tmp_path, draw):
+    """Two kinds of tensors for the same experts, with different numbers."""
+    tensors = load_file(first_weights(folder))
+    fused = models.model("qwen3_moe", seed=4).state_dict()
+    name = next(name for name in fused if name.endswith("experts.down_proj"))
+    save_file(tensors | {name: fused[name]}, first_weights(folder), {"format": "pt"})
+
+
+def a_tensor_under_two_names(folder, tmp_path, draw):
+    path = first_weights(folder)
+    tensors = load_file(path)
+    name = next(name for name in sorted(tensors) if name.startswith("model.") and ".experts." not in name)
+    save_file(tensors | {name.removeprefix("model."): tensors[name] + 1}, path, {"format": "pt"})
+
+
 def a_distributed_checkpoint(folder, tmp_path, draw):
     save_file(changed(first_weights(folder), draw), folder / "shard-00000-model-00001-of-00001.safetensors")
 
@@ -151,6 +172,7 @@ CHANGES = [
     saved_again_whole, index_of_older_shards, index_without_shards, an_adapter, a_missing_shard, a_truncated_file,
     a_pickle, only_a_pickle, other_file_named_in_the_config, no_dtype_in_the_config, another_dtype_in_the_config,
     a_shard_outside, tensors_twice, a_tensor_too_few, a_distributed_checkpoint, an_index_without_metadata,
+    fused_beside_single_experts, a_tensor_under_two_names,
 ]  # fmt: skip
 
 
@@ -227,6 +249,12 @@ def test_a_random_folder_gives_the_weights_of_from_pretrained_or_a_refusal(numbe
         (only_a_pickle, "pytorch_model.bin, a pickle"),
         (a_distributed_checkpoint, "distributed checkpoint .shard-00000-model"),
         (a_truncated_file, "model.safetensors: cannot be read"),
+        (a_truncated_file_and_no_dtype, "model.safetensors: cannot be read"),
+        (
+            fused_beside_single_experts,
+            r"and model.*experts.down_proj \(in model.safetensors\) both give model.*down_proj",
+        ),
+        (a_tensor_under_two_names, r"\(in model.safetensors\) both give"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -12,8 +12,8 @@ The rules follow from the axes' names (axes.py), separately for every dimension 
 
 A rank without tokens or without experts is an ordinary rank. What an operator draws at random for a token is the same
 for every sharding (`Op(numbered=...)`). A token's result has the same bits for every sharding of the tokens if the
-backend computes it from that token alone, as Triton kernels do. On a CPU, the references use torch's products, and the
-native kernels choose their loops by the number of rows: there it may differ by rounding.
+backend computes it from that token alone, as Triton kernels do. The references and the grouped experts of a GPU use
+torch's products, and the native kernels choose their loops by the number of rows: there it may differ by rounding.
 
 A DTensor holds no sparse gradient, so a sparse one becomes dense: that of a rank's own experts, on that rank.
 """

@@ -24,15 +24,19 @@ def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     as zeros there. A DTensor's gradient is summed where it is `Partial`, and a shard of experts holds the sum already;
     both are divided like the others. On a mesh of several dimensions, give names to them: a DTensor's gradient is then
     also summed over the dimensions that its own mesh lacks. FSDP2 takes this mean by itself, so leave its parameters
-    out. Raises TypeError for anything but a mesh and for a sparse gradient, and ValueError for a DTensor on a mesh
-    whose dimensions this one does not have, for a DTensor with a gradient on some ranks only, and for ranks with
+    out. Raises TypeError for anything but tensors and a mesh and for a sparse gradient, and ValueError for a DTensor on
+    a mesh whose dimensions this one does not have, for a DTensor with a gradient on some ranks only, and for ranks with
     different parameters; the last two on all ranks.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(
             f"{OP}: mesh is of type {type(mesh).__name__}, expected a DeviceMesh of all ranks with own rows"
         )
-    trained = [p for p in parameters if p.requires_grad]
+    owners = list(parameters)
+    other = next((owner for owner in owners if not isinstance(owner, Tensor)), None)
+    if other is not None:
+        raise TypeError(f"{OP}: parameters has a {type(other).__name__}, expected tensors")
+    trained = [p for p in owners if p.requires_grad]
     _complete(trained, mesh)
     missing: dict[tuple[int, str], list[Tensor]] = {}  # by mesh dimension and device: what is still to be summed there
     means: list[Tensor] = []

@@ -56,9 +56,10 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
 
 def _run(arguments: Mapping[str, object], ranks: OneProcess, *, dry_run: bool, as_json: bool) -> int:
     from ...core.device import BackendUnavailable
+    from ...hf.checkpoint.foreign_errors import ModelError, of_the_model, out_of_memory
     from ...hf.training.errors import Diverged, TrainingError
     from ...hf.training.options import Options
-    from ...hf.training.run.memory_errors import out_of_memory, paragraph
+    from ...hf.training.run.memory_errors import paragraph
     from ...hf.training.run.session import again
 
     show = silent_display()
@@ -70,12 +71,15 @@ def _run(arguments: Mapping[str, object], ranks: OneProcess, *, dry_run: bool, a
         with handle_signals(interrupt.receive, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             options = Options(**cast("dict[str, Any]", arguments))
             finetune_run = FinetuneRun(options, show, interrupt, ranks)
-            result = finetune_run.carry_out(dry_run)
+            with of_the_model():
+                result = finetune_run.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
         result = {"error": str(error), "status": "diverged"}
     except TrainingError as error:
         raise Failure(str(error)) from error
+    except ModelError as error:
+        raise Failure(f"MODEL {arguments['model']}: {error}.") from error
     except BackendUnavailable as error:
         raise Failure(f"MODEL {arguments['model']} cannot be trained with these options: {error}.") from error
     except KeyboardInterrupt:
@@ -105,7 +109,7 @@ class FinetuneRun:
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
         from ...hf.training.records.trackers import RunTrackers
-        from ...hf.training.run.session import RunCallbacks, lock
+        from ...hf.training.run.session import RunCallbacks, locked
         from ...hf.training.run.trainer import Trainer
         from ...hf.training.run.training_steps import training_steps
 
@@ -113,16 +117,18 @@ class FinetuneRun:
         stream, facts, evaluation = self._streams()
         training = training_steps(self.options, len(stream), self.ranks.world)
         if dry_run:
+            if self.ranks.world > 1:
+                self._training_session(training, dry_run)  # compares the ranks' options
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
-        session = self._training_session(training)
+        session = self._training_session(training, dry_run)
         trackers = RunTrackers(self.options.report_to, self.output, self.show.note)
         callbacks = RunCallbacks(
             row=lambda row: self._show_row(row, trackers),
             note=self.show.note,
             stop=lambda: self.ranks.any(self.interrupt.requested),
         )
-        with lock(self.output) if self.ranks.first else contextlib.nullcontext():
+        with locked(self.output) if self.ranks.first else contextlib.nullcontext():
             start = self.ranks.checkpoint(lambda: session.find(self.options.resume, callbacks))
             with self._marks_failure() if self.ranks.first else contextlib.nullcontext():
                 loaded, record, _ = self._load_model(facts, training, stream)
@@ -179,8 +185,9 @@ class FinetuneRun:
     @contextlib.contextmanager
     def _marks_failure(self) -> Iterator[None]:
         """On an error, mark the run in run.json as failed if it is marked as running; an earlier, killed run too."""
+        from ...hf.checkpoint.foreign_errors import out_of_memory
         from ...hf.training.ranks.group import Ranks
-        from ...hf.training.run.memory_errors import out_of_memory, paragraph
+        from ...hf.training.run.memory_errors import paragraph
 
         if isinstance(self.ranks, Ranks):
             self.ranks.presence.abandon.append(lambda notice: self._mark_failed(str(notice)))
@@ -272,7 +279,7 @@ class FinetuneRun:
             "shortened": cut.shortened,
         }
 
-    def _training_session(self, training: TrainingSteps) -> TrainingSession:
+    def _training_session(self, training: TrainingSteps, dry_run: bool) -> TrainingSession:
         import torch
 
         from ...hf.training.errors import TrainingError
@@ -286,7 +293,8 @@ class FinetuneRun:
         with self.show.doing("computing the checksum of the model's files"):
             run_identity = identity(options, training, model_folder)
         if self.ranks.world > 1:
-            different = disagreement(self.ranks.gathered(of_rank(options, {**run_identity, **versions()})))
+            facts = {**run_identity, **versions(), "--dry-run": dry_run}
+            different = disagreement(self.ranks.gathered(of_rank(options, facts)))
             if different:
                 raise TrainingError(different)
         return TrainingSession(
@@ -309,6 +317,7 @@ class FinetuneRun:
         self, facts: DataFacts, training: TrainingSteps, stream: RowStream
     ) -> tuple[LoadedModel, Record, Accounting]:
         """Load the model with its LoRA; show and return the accounting."""
+        from ...hf.offload.generation import check_ids
         from ...hf.training.model.accounting import account
         from ...hf.training.model.loading import load
 
@@ -317,12 +326,10 @@ class FinetuneRun:
         name = type(loaded.model).__name__
         if not name.endswith("ForCausalLM"):
             self.show.note(f"The model is loaded as {name} and receives only text. The adapter fits this class.")
-        size = loaded.embeddings
-        if self.highest >= size:
-            raise Failure(
-                f"MODEL {self.options.model}: its tokenizer produces the id {self.highest:,}, but its embedding table "
-                f"has only {size:,} rows: tokenizer and weights belong to different models."
-            )
+        try:
+            check_ids(loaded.model, self.highest)
+        except ValueError as error:
+            raise Failure(f"MODEL {self.options.model}: {error}.") from error
         with self.show.doing("measuring the memory of activations"):
             accounting = account(loaded, self.options, training, self.ranks.local_world)
         self.show.data(facts, training, len(stream))

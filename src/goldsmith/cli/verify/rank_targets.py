@@ -52,6 +52,21 @@ class RankLayout:
     mesh: tuple[int, ...] | None = None
 
 
+def rank_cases(op: Op, world: int) -> list[Case]:
+    """The operator's small cases: first one with tokens for every rank, unevenly many if any has, then the others."""
+    cases = [case for case in op.cases if "large" not in case.tags]
+    first = max(cases, key=lambda case: _spread(op, case, world))
+    return [first, *(case for case in cases if case is not first)]
+
+
+def _spread(op: Op, case: Case, world: int) -> int:
+    """2 if every rank gets tokens of the case and some get more than others, 1 if all get equally many, otherwise 0."""
+    values = case.build(torch.float32, "cpu", 0)
+    given = [name for name in op.inputs if op.axes[name].per_token and values.get(name) is not None]
+    tokens = min((values[n].shape[0] if op.axes[n].token_axes(values[n]) else 0 for n in given), default=0)
+    return 0 if tokens < world else 2 if tokens % world or world == 1 else 1
+
+
 def layouts(op: Op, case: Case, world: int) -> list[RankLayout]:
     """The placements to try: tokens sharded, everything replicated, experts sharded, and two mesh dimensions."""
     values = case.build(torch.float32, "cpu", 0)

@@ -20,7 +20,7 @@ from ..placement import device_of
 from ..targets import ResolvedName
 from ..user_targets import UnknownName, load_targets
 from .launcher import LaunchedRank
-from .rank_targets import RankLayout, explained_target, layouts, loadable, operator_target
+from .rank_targets import RankLayout, explained_target, layouts, loadable, operator_target, rank_cases
 from .selection import ON_RANKS, Choice, Job, elements
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RankTasks:
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither an operator nor a target on ranks")
-        cases = [c for c in op.cases if "large" not in c.tags]
+        cases = rank_cases(op, world)
         chosen = cases if thorough else cases[: 1 if quick else CASES]
         jobs = []
         for case in chosen:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from ..checkpoint.foreign_errors import brief, explained
 from ..routers import first_parameters
 from .files import (
     CONFIG,
@@ -101,7 +102,8 @@ def check_peft_layers(
     missing   gets the tensors that the file lacks
     Raises ValueError for a tensor that belongs nowhere in the model or has the wrong shape.
     """
-    lora = lora_config(config, bare)
+    with explained(str(folder / CONFIG)):
+        lora = lora_config(config, bare)
     if not tensors and not lora.target_modules and not lora.target_parameters:
         return None
     if not lora.target_modules and not lora.target_parameters:
@@ -113,10 +115,10 @@ def check_peft_layers(
     try:
         with torch_defaults():
             inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
-    except ValueError as error:
-        if not tensors:  # no target matched and the file has no tensors: peft only warns, so this is not an error
-            return None
-        raise ValueError(f"{folder / CONFIG}: {error}") from error
+    except Exception as error:  # peft raises many classes for a wrong value
+        if isinstance(error, ValueError) and not tensors:
+            return None  # no target matched, which is no error in a file without tensors: peft only warns
+        raise ValueError(f"{folder / CONFIG}: {brief(error)}") from error
     finally:
         for parameter, flag in trained:
             parameter.requires_grad_(flag)

@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from .files import (
     pattern_value,
 )
 from .layout import Pair, PeftFactors
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those in which an adapter may be stored
 
 
 def read_adapter(folder: Path, op: str) -> tuple[AdapterConfig, dict[str, Tensor], dict[str, tuple[int, int]]]:
@@ -54,6 +57,10 @@ def read_adapter(folder: Path, op: str) -> tuple[AdapterConfig, dict[str, Tensor
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / WEIGHTS}: not a whole safetensors file: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or not tensor.isfinite().all():
+            problem = "NaN or Inf in it" if tensor.dtype in DTYPES else f"the dtype {str(tensor.dtype)[6:]}"
+            raise ValueError(f"{folder / WEIGHTS}: {name} has {problem}; expected finite floats of 16 bits or more")
     return config, tensors, _ranks(folder / WEIGHTS, metadata.get(RANKS, "{}"))
 
 
@@ -69,14 +76,27 @@ def _check_config(path: Path, config: object) -> None:
         if not isinstance(value, dict) or not all(_number(number, least) for number in value.values()):
             raise ValueError(f"{path}: {key} is {value!r}, expected a number for each name")
         for name in value:
-            try:
-                re.compile(name)
-            except re.error as error:
-                raise ValueError(f"{path}: {key} has the invalid pattern {name!r}: {error}") from error
+            _check_pattern(path, key, name)
+    modules = config.get("target_modules")
+    if isinstance(modules, str):
+        _check_pattern(path, "target_modules", modules)
+    elif modules is not None and not _are_names(modules):
+        raise ValueError(f"{path}: target_modules is {modules!r}, expected a list of names or a pattern")
     for key in ("target_parameters", "modules_to_save"):
         value = config.get(key) or []
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        if not _are_names(value):
             raise ValueError(f"{path}: {key} is {value!r}, expected a list of names")
+
+
+def _check_pattern(path: Path, key: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{path}: {key} has the invalid pattern {pattern!r}: {error}") from error
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _number(value: object, least: float) -> bool:
@@ -138,10 +158,6 @@ def factors_in_file(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {spec.num_experts} "
                 f"experts, but {CONFIG} says rank {rank_in_config}; the adapter may be for another number of experts"
             )
-        for which, t in (("A", a), ("B", b)):
-            if not t.is_floating_point() or not t.isfinite().all():
-                problem = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
-                raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {problem}; expected finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
         pair = layout.from_peft(a, b, spec.num_experts)
         pair = layout.swapped(pair) if spec.swapped_in_peft else pair

@@ -24,6 +24,7 @@ from ...offload.memory.transport import free_memory
 from ..adapter.files import CONFIG
 from ..adapter.loading import load_adapter
 from ..checkpoint.files import default_dtype, weight_files
+from ..checkpoint.foreign_errors import of_the_model
 from ..checkpoint.formats.modelopt import settings_beside
 from ..checkpoint.gguf.files import gguf_file
 from ..checkpoint.opening import open_checkpoint
@@ -34,6 +35,7 @@ from ..experts_spec import experts_modules
 from ..merging.codes import copied_format
 from ..merging.merged_model import merge
 from ..model_class import class_of, config_of, empty_model
+from ..offload.generation import check_ids
 from ..saving import plain_experts
 
 Rows = Sequence[Sequence[int]]
@@ -50,7 +52,8 @@ def log_probabilities(model: Any, rows: Rows) -> Tensor:
     """The log-probability of each token after the first, of all rows one after the other."""
     parts = []
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    with torch.inference_mode():
+    check_ids(model, max(map(max, rows)))
+    with torch.inference_mode(), of_the_model():
         for row in rows:
             ids = torch.tensor([list(row)], device=device)
             logits = model(input_ids=ids, use_cache=False).logits[0, :-1].double()

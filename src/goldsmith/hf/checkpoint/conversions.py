@@ -61,6 +61,7 @@ class ConversionPlan:
     """Where the tensors of a model come from.
 
     sources   {name in the model: its key in the files, or the group that makes it}
+    rivals    {name in the model: a second key that gives it}, so that one of the two would be dropped
     unknown   {renamed key: key} of tensors that the model has no place for
     coded     whether a key is part of a quantised weight, to which converters do not apply
     """
@@ -77,23 +78,27 @@ class ConversionPlan:
         self._prefix = f"{model.base_model_prefix}."
         self._top = {f"{name.partition('.')[0]}." for name, _ in model.named_children()}
         self.sources: dict[str, str | ConversionGroup] = {}
+        self.rivals: dict[str, str] = {}
+        groups: dict[str, ConversionGroup] = {}
         self.unknown: dict[str, str] = {}
         for key in sorted(keys, key=dot_natural_key):
             if coded(key):
-                self.sources[self._coded_name(key)] = key
+                self._add(self._coded_name(key), key, key)
                 continue
             name, pattern = self._renamed(key, converters)
             if name not in self._state:
                 self.unknown[self._with_prefix(self._rename_only(key) if pattern is None else name)] = key
             elif pattern is None:
-                self.sources[name] = key
+                self._add(name, key, key)
             else:
-                group = self.sources.get(name)
-                if not isinstance(group, ConversionGroup):
-                    group = ConversionGroup(by_pattern[pattern], name)
+                group = groups.setdefault(name, ConversionGroup(by_pattern[pattern], name))
                 for target in group.targets:
-                    self.sources[target] = group
+                    self._add(target, group, key)
                 group.keys.setdefault(pattern, []).append(key)
+
+    def _add(self, name: str, source: str | ConversionGroup, key: str) -> None:
+        if self.sources.setdefault(name, source) is not source:
+            self.rivals.setdefault(name, key)
 
     def _renamed(self, key: str, converters: list[WeightConverter]) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key

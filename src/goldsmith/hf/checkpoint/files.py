@@ -5,6 +5,8 @@ transformers' own resolver chooses among the files. Whatever else is in the fold
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -88,7 +90,7 @@ def default_dtype(files: WeightFiles | None, config: PreTrainedConfig) -> torch.
             raise ValueError(f"config.json: dtype is {own!r}, expected the name of one of torch's dtypes")
         return dtype
     if files is not None and not files.pickled:
-        with safe_open(files.paths[0], "pt") as file:
+        with _opened(files.paths[0]) as file:
             for name in file.keys():
                 dtype = file.get_tensor(name).dtype
                 if dtype.is_floating_point:
@@ -160,10 +162,16 @@ def _others(folder: Path) -> str:
 
 def keys_of(path: Path) -> list[str]:
     """The names of the tensors in a safetensors file."""
+    with _opened(path) as file:
+        return list(file.keys())
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
     try:
         with open(path, "rb"):  # safetensors reports an unreadable file as missing
             pass
         with safe_open(path, "pt") as file:
-            return list(file.keys())
+            yield file
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: cannot be read, not a whole safetensors file: {error}") from error

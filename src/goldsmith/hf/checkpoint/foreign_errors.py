@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from safetensors import SafetensorError
 
 LONGEST = 300  # characters of another library's message that a sentence quotes
 SYSTEM_ERROR = re.compile(r"os error (\d+)")
+# torch has an exception class only for GPU memory; for the CPU its messages contain these, the last on an overflow
+MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Storage size calculation overflowed")
 SPEAKING = (OSError, ValueError, RuntimeError)  # of the built-in errors, those whose messages need no name before them
 
 
@@ -26,6 +30,45 @@ def explained(subject: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(f"{subject}: {brief(error)}") from error
+
+
+class ModelError(ValueError):
+    """A model of transformers cannot compute with the values in its config and its weights."""
+
+
+@contextlib.contextmanager
+def of_the_model() -> Iterator[None]:
+    """Raises an error of the model's own code in transformers as ModelError.
+
+    An error of goldsmith's code that such a model calls stays as it is, and so does one that means too little memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or out_of_memory(error) or not _in_transformers(error):
+            raise
+        raise ModelError(
+            f"its code in transformers cannot compute with the values in config.json and these weights: {brief(error)}"
+        ) from error
+
+
+def _in_transformers(error: BaseException) -> bool:
+    """Whether the innermost function of either package is one of transformers' models."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = str(frame.f_globals.get("__name__", "")).split(".")
+        if module[0] == "goldsmith" or module[:2] == ["transformers", "models"]:
+            return module[0] != "goldsmith"
+    return False
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the error means that the CPU or a GPU has too little memory."""
+    from torch import OutOfMemoryError
+
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    names_memory = isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY)
+    return names_memory or isinstance(error, (MemoryError, OutOfMemoryError))
 
 
 def brief(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -56,6 +57,8 @@ class ModelCheckpoint:
             )
         plan = ConversionPlan(self._model, self._file_of, self._coded)
         self.names: dict[str, str | ConversionGroup] = {**plan.unknown, **plan.sources}
+        for name, key in plan.rivals.items():
+            self._check_alike(name, key)
 
     @property
     def method(self) -> str | None:
@@ -145,6 +148,15 @@ class ModelCheckpoint:
 
         first = one(0)
         return PerExpertTensor(one, (experts, *first.shape), first.dtype)
+
+    def _check_alike(self, name: str, key: str) -> None:
+        """Raises ValueError unless both tensors that the files hold for one tensor of the model are the same."""
+        source = self.names[name]
+        first = source if isinstance(source, str) else source.all_keys()[0]
+        if isinstance(source, str) and torch.equal(self.read(source), self.read(key)):
+            return
+        files = " and ".join(dict.fromkeys(self._file_of[k].name for k in (first, key)))
+        raise ValueError(f"{self.folder}: {first} and {key} (in {files}) both give {name}: remove one of them")
 
     def read(self, key: str) -> Tensor:
         """The tensor with this key in the files."""

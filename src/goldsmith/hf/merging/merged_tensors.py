@@ -20,6 +20,7 @@ from .deltas import OtherLayers, by_projection, experts_delta
 from .names import expert_of, layer_of, natural_key
 
 OP = "goldsmith.hf.merge"
+WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes in which torch adds
 Progress = Callable[[int, int, str], None]
 Source = str | ConversionGroup | list[str]  # a key, a group, or the keys of one coded weight
 
@@ -119,7 +120,7 @@ class MergeWork:
         if name not in self._other.names:
             return self._as_written(value)
         self.merged += 1
-        wide = self._working(value)
+        wide = self._working(name, value)
         delta = self._other.merged(name, torch.zeros_like(value, dtype=torch.float32))
         merged = self._as_written(self._other.merged(name, wide))
         self.survival.add(layer_of(name), delta, self._as_written(wide), merged)
@@ -130,11 +131,17 @@ class MergeWork:
             return value.to(FLOATS[self.format])
         return value
 
-    def _working(self, value: Tensor) -> Tensor:
+    def _working(self, name: str, value: Tensor) -> Tensor:
         """The value in the dtype in which W + s B A is added: the base's own, or wider if the output is."""
         if self.format is None:
+            if value.dtype not in WIDE:
+                raise ValueError(
+                    f"{self.checkpoint.folder}: {name} has the dtype {str(value.dtype)[6:]}, in which no sum can be "
+                    "written: give format='bf16'"
+                )
             return value  # as peft adds
-        return value.to(torch.promote_types(value.dtype, FLOATS.get(self.format, torch.float32)))
+        output = FLOATS.get(self.format, torch.float32)
+        return value.to(torch.promote_types(value.dtype, output) if value.dtype in WIDE else output)
 
     def _covers(self, name: str) -> bool:
         return name in self._other.names or name in self.adapter.whole
@@ -215,7 +222,7 @@ class MergeWork:
         turned = self._turned(value, self.specs[path], parameter)
         if factors is None:
             return self._as_written(value)
-        delta, wide = experts_delta(factors, self.specs[path]), self._working(turned)
+        delta, wide = experts_delta(factors, self.specs[path]), self._working(f"{path}.{parameter}", turned)
         self.merged += 1
         merged = self._as_written(wide + delta.to(wide.dtype))
         self.survival.add(path, delta, self._as_written(wide), merged)
@@ -224,7 +231,8 @@ class MergeWork:
     def _projection(self, path: str, projection: str, expert: int, value: Tensor, stem: str) -> dict[str, Tensor]:
         """One projection of one expert, merged, in the output's format."""
         delta = self._delta(path, projection)
-        value = self._working(value)
+        if delta is not None or self.format is not None:
+            value = self._working(stem, value)
         merged = value if delta is None else value + delta[expert].to(value.dtype)
         if self._writer is None:
             parts = {"weight": merged}
@@ -275,7 +283,7 @@ class MergeWork:
             if coded:
                 raise ValueError(
                     f"{OP}: the adapter changes {coded[0]}, which {self.checkpoint.folder} holds as codes, and only "
-                    "experts are written as codes: give format= bf16, or keep the adapter apart"
+                    "experts are written as codes: give format='bf16', or keep the adapter apart"
                 )
 
     def _check_names(self) -> None:

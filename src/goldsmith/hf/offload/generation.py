@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from ..checkpoint.foreign_errors import explained
+from ..checkpoint.foreign_errors import explained, of_the_model
 from ..checkpoint.gguf.files import tokenizer_arguments
 from ..model_types import Tokenizer
 
@@ -94,6 +94,16 @@ def save_tokenizer(folder: Path, output: Path) -> None:
     except ValueError:
         return  # a model without a tokenizer is merged all the same
     cast("Any", tokenizer).save_pretrained(output)
+
+
+def check_ids(model: PreTrainedModel, highest: int) -> None:
+    """Raises ValueError unless the embedding table has a row for each id up to the highest."""
+    rows = cast("nn.Embedding", model.get_input_embeddings()).num_embeddings
+    if highest >= rows:
+        raise ValueError(
+            f"its tokenizer produces the id {highest:,}, but its embedding table has only {rows:,} rows: tokenizer "
+            "and weights belong to different models"
+        )
 
 
 def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:
@@ -233,8 +243,10 @@ def generate(
     """Continues each prompt; fills `generation`, which also holds the partial texts if an exception ends the call.
 
     Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. Raises
-    NothingToDraw if the logits give no probabilities, which only happens if the guard lets NaN or Inf pass.
+    NothingToDraw if the logits give no probabilities, which only happens if the guard lets NaN or Inf pass, and
+    ValueError for ids without an embedding and if the model itself cannot compute.
     """
+    check_ids(model, int(inputs["input_ids"].max()))
     generation.outputs[:] = [GeneratedText(prompt) for prompt in prompts]
     config = copy.deepcopy(model.generation_config)
     ends = config.eos_token_id
@@ -249,12 +261,13 @@ def generate(
     torch.manual_seed(seed)
     rows = RowStreamer(tokenizer, generation, inputs, stop, on_piece)
     try:
-        cast("Callable[..., object]", model.generate)(
-            **{name: t.to(model.device) for name, t in inputs.items()},
-            generation_config=config,
-            streamer=rows,
-            logits_processor=[FiniteLogits(temperature)] if temperature else [],
-        )
+        with of_the_model():
+            cast("Callable[..., object]", model.generate)(
+                **{name: t.to(model.device) for name, t in inputs.items()},
+                generation_config=config,
+                streamer=rows,
+                logits_processor=[FiniteLogits(temperature)] if temperature else [],
+            )
     except BaseException:
         rows.close("interrupted")
         raise

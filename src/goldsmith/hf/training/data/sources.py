@@ -32,6 +32,8 @@ def sources(names: str | Path | Sequence[str | Path], *, document: str = "blank"
 
 def check(name: str) -> None:
     """Refuses missing files and unsupported kinds, before slow work begins."""
+    if not name.strip():
+        raise DataError(repr(name), "this is no name of a file or of a data set")
     path = Path(name)
     suffix = path.suffix.lower()
     if path.is_dir() and suffix not in SUFFIXES:

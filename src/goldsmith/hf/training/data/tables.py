@@ -172,18 +172,20 @@ def _loaded(name: str, builder: str, arguments: dict[str, object], reason: Reaso
 
 @contextmanager
 def _explained(name: str, reason: Reason) -> Iterator[None]:
-    """Turns the errors of `datasets` into one sentence, and hides its progress bars."""
+    """Turns the errors of `datasets`, which are of many classes, into one sentence; hides its bars and its log."""
     import datasets
 
-    hidden = datasets.are_progress_bars_disabled()
+    hidden, level = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield
-    except (datasets.exceptions.DatasetsError, ValueError, OSError, KeyError, RuntimeError) as error:
+    except Exception as error:
         if "corresponds to no data" in str(error):
             raise DataError(name, NOTHING) from error
         raise reason(error.__cause__ or error) from error
     finally:
+        datasets.logging.set_verbosity(level)
         if not hidden:
             datasets.enable_progress_bars()
 

@@ -46,11 +46,6 @@ class LoadedModel:
     model: PreTrainedModel
     parameters: dict[str, nn.Parameter]
 
-    @property
-    def embeddings(self) -> int:
-        """The number of rows of the embedding table: every token id must be below it."""
-        return cast("nn.Embedding", self.model.get_input_embeddings()).num_embeddings
-
 
 @functools.cache
 def folder(name: str) -> Path:

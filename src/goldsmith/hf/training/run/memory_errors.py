@@ -1,27 +1,13 @@
-"""Out-of-memory errors: recognising them, and explaining what takes less memory."""
+"""Out-of-memory errors of a run: which options take less memory."""
 
 from __future__ import annotations
 
-import errno
 import re
 from pathlib import Path
 
 from ..options import Options
 from ..records import checkpoints
 from .session import CHECKPOINTS, again
-
-# torch has an exception class only for GPU memory; for the CPU its messages contain these, the last on an overflow
-CODED_PARTS = ("DefaultCPUAllocator", "std::bad_alloc", "Storage size calculation overflowed")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether the error means that the CPU or a GPU has too little memory."""
-    from torch import OutOfMemoryError
-
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    names_memory = isinstance(error, RuntimeError) and any(sign in str(error) for sign in CODED_PARTS)
-    return names_memory or isinstance(error, (MemoryError, OutOfMemoryError))
 
 
 def paragraph(error: BaseException, options: Options, *, begun: bool) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from ....experts.packed.files import in_the_way
 from ...adapter.files import CONFIG, WEIGHTS
@@ -221,9 +221,11 @@ def _run_of(path: Path) -> Path:
     return path.resolve().parent
 
 
-def lock(output: Path) -> IO[str]:
-    """Locks the folder for this process until the result is closed; a kill releases it too.
+@contextlib.contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Locks the folder for this process while the block runs; a kill releases it too.
 
+    If the block leaves nothing in the folder, the folder and its lock are removed as far as they were made here.
     Raises TrainingError if another run holds the lock, if the folder cannot be written, or if something other than a
     file has the name of one that the run writes.
     """
@@ -233,13 +235,25 @@ def lock(output: Path) -> IO[str]:
                 raise TrainingError(f"--output {output} has {kind} named {name}, where this run writes a file.")
         if (output / CHECKPOINTS).exists() and not (output / CHECKPOINTS).is_dir():
             raise TrainingError(f"--output {output} has a file named {CHECKPOINTS}, where this run needs a folder.")
+        made = [place for place in (output, *output.parents) if not place.exists()]
         output.mkdir(parents=True, exist_ok=True)
         file = open(output / LOCK, "w")
     except OSError as error:
         raise TrainingError(f"--output {output} cannot be written: {error.strerror or error}.") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise TrainingError(f"Another run is writing to {output}; wait for it, or give another --output.") from error
-    return file
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(output / LOCK)):
+                raise BlockingIOError  # another run that ended just now has removed this file
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise TrainingError(
+                f"Another run is writing to {output}; wait for it, or give another --output."
+            ) from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if os.listdir(output) == [LOCK]:
+                    os.unlink(output / LOCK)
+                    for place in made:
+                        place.rmdir()
