@@ -6,6 +6,7 @@ A wrong kernel may kill the process; the parent then writes the missing row.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -22,11 +23,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = 240.0  # seconds for a diagnosis: four times the default, because others use the machine too
 TOGETHER = "all cases"
+SIGNAL_AT_PARENTS_END = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def main() -> int:
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a kernel prints must not be read as a row
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the temporary folder goes, too
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SIGNAL_AT_PARENTS_END, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
     sys.path[:1] = [str(ROOT)]  # instead of this folder, whose file names are not for import
     for line in sys.stdin:

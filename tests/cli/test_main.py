@@ -1,6 +1,7 @@
 """The `goldsmith` program: without arguments, its version, wrong arguments, missing packages."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -161,3 +162,12 @@ def test_signals_that_a_command_was_started_to_ignore_do_not_end_it(number):
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
+
+
+def test_too_little_address_space_is_said_before_torch_is_imported():
+    def little():
+        resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+
+    command = [sys.executable, "-m", "goldsmith", "doctor"]
+    run = subprocess.run(command, capture_output=True, text=True, preexec_fn=little, timeout=60)
+    assert run.returncode == 2 and "600 MiB of address space (ulimit -v)" in " ".join(run.stderr.split())

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -197,3 +198,29 @@ def test_an_unknown_host_is_refused_in_one_sentence():
     assert done.returncode == 2
     assert done.stderr.startswith("no host 'nobody'; there are: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_worker_ends_with_its_parent_even_if_its_input_stays_open():
+    reading, writing = os.pipe()
+    worker = str(ROOT / "benchmarks/kernelfault/worker.py")
+    starts = f"import subprocess, sys; w = subprocess.Popen([sys.executable, {worker!r}], stdin={reading})\n"
+    starts += "import time; time.sleep(1); print(w.pid, flush=True); time.sleep(60)"
+    parent = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True, pass_fds=[reading])
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 20
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    left = _runs(pid)
+    os.close(writing), os.close(reading)
+    assert not left
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

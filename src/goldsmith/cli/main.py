@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,8 @@ from .. import __version__
 from .help_text import grouped
 from .signals import exit_on_signals
 from .terminal import Failure, in_a_paragraph, loading_torch
+
+TORCH_BYTES = 1 << 30  # of address space
 
 
 class Program(typer.Typer):
@@ -63,6 +66,10 @@ def root(
     """Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY and allowed < TORCH_BYTES:  # its OpenBLAS would ask for memory for ever
+        text = f"this process may use {allowed >> 20} MiB of address space (ulimit -v), and torch alone needs "
+        raise Failure(f"{text}{TORCH_BYTES >> 20} MiB.")
     if "GOLDSMITH_ISA" in os.environ:
         from ..core import native
 
