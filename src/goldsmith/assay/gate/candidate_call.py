@@ -89,7 +89,7 @@ class CandidateCall:
 
 def load(
     source: str, name: str, entry: str = "", language: str = "python", call: str = "",
-    files: Mapping[str, str] | None = None, construct: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None, construct: Mapping[str, object] | None = None,
 ) -> Parts:  # fmt: skip
     """The candidate's callables. Its files are written to the current folder, which only this candidate has.
 
@@ -125,7 +125,7 @@ def load(
     return Parts(_called(value, how), backward if callable(backward) else None, reset if callable(reset) else None)
 
 
-def _called(found: Callable[..., Any], entry: CandidateCall) -> Callable[..., Any]:
+def _called(found: Callable[..., object], entry: CandidateCall) -> Callable[..., Any]:
     modules = isinstance(found, type) and issubclass(found, torch.nn.Module)
     if entry.kind == "module" or (not entry.kind and modules):
         return Module(found, entry)
@@ -173,7 +173,7 @@ class Positional:
     def __init__(self, function: Callable[..., Any], order: Sequence[str]) -> None:
         self.function, self.order = function, tuple(order)
 
-    def __call__(self, **values: Any) -> Any:
+    def __call__(self, **values: object) -> Any:
         return self.function(*(values[name] for name in (self.order or values)))
 
 

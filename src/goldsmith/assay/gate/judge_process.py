@@ -71,7 +71,7 @@ class CandidateJudge:
             return Verdict(REFUSED, "judge", candidate.name, evidence=[text]).to_json()
         return verdict.to_json()
 
-    def _problem(self, data: Mapping[str, Any]) -> Any:
+    def _problem(self, data: Mapping[str, object]) -> Any:
         from .formats.problem_source import ProblemSource
 
         key = json.dumps(data, sort_keys=True)

@@ -33,7 +33,7 @@ def reward(
     options: GateOptions | None = None,
     column: str = "problem",
     language: str | None = None,
-    **problem_options: Any,
+    **problem_options: object,
 ) -> Reward:
     """A reward function that judges the source in each completion.
 
@@ -83,10 +83,10 @@ class Reward:
         """End the judges' processes; the next call starts new ones."""
         self.judges.close()
 
-    def _named(self, info: Any) -> Any:
+    def _named(self, info: object) -> Any:
         return info.get(self.column) if isinstance(info, Mapping) else None
 
-    def _scores(self, completions: Sequence[Any], names: Any) -> list[float]:
+    def _scores(self, completions: Sequence[object], names: object) -> list[float]:
         candidates = [self._candidate(number, completion) for number, completion in enumerate(completions)]
         given = names if isinstance(names, Sequence) and not isinstance(names, str) else [names] * len(candidates)
         keys = [(c.source, c.language, str(name)) for c, name in zip(candidates, given, strict=True)]
@@ -101,7 +101,7 @@ class Reward:
         self.verdicts = [replace(known[first[key]], candidate=c.name) for key, c in zip(keys, candidates, strict=True)]
         return [self.scores[verdict.status] for verdict in self.verdicts]
 
-    def _candidate(self, number: int, completion: Any) -> Candidate:
+    def _candidate(self, number: int, completion: object) -> Candidate:
         source, language = completion_format.source(completion)
         return Candidate(f"completion_{number}", source, language=self.language or language)
 

@@ -63,7 +63,7 @@ class Problem:
         return {**arguments, "backward": None if self.backward is None else "auto"}
 
     @staticmethod
-    def of(target: Target, **more: Any) -> Problem:
+    def of(target: Target, **more: object) -> Problem:
         """The problem of a target, without its candidate and its candidate's formula."""
         known = {f.name for f in fields(Problem) if f.init} & {f.name for f in fields(Target) if f.init}
         arguments = {name: getattr(target, name) for name in known}
@@ -71,6 +71,6 @@ class Problem:
             arguments["backward"] = "auto"
         return Problem(**{**arguments, "formula": "any", **more})
 
-    def target(self, candidate: Callable, runner: Callable[[Any, Any], Any] | None = None) -> Target:
+    def target(self, candidate: Callable, runner: Callable[[Any, Any], object] | None = None) -> Target:
         """The target with a candidate: a callable of this process, or a stand-in whose calls a runner makes."""
         return replace(self.declared, candidate=candidate, name=self.name, runner=runner)

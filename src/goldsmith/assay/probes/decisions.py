@@ -75,7 +75,7 @@ def _golden_has(plain: GoldenResults, name: str, role: str) -> Tensor:
     )
 
 
-def _scalar(examination: Examination, value: Any) -> Any:
+def _scalar(examination: Examination, value: object) -> Any:
     return examination.material.scalars[value] if isinstance(value, str) else value
 
 

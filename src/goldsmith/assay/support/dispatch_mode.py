@@ -18,7 +18,7 @@ class DispatchMode(TorchDispatchMode):
     process.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         plain = cls.__dict__.get("__torch_dispatch__")
         super().__init_subclass__(**kwargs)
         if plain is not None:

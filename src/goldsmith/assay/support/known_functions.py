@@ -73,13 +73,13 @@ def _owners() -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{attribute}", value
 
 
-def _code(value: Any) -> Any:
+def _code(value: object) -> Any:
     """The code of a function or a method; None for what has none, such as a class or a C function."""
     if isinstance(value, types.FunctionType):
         return value.__code__
     return getattr(getattr(value, "__func__", value), "__code__", None)
 
 
-def _of_a_library(value: Any) -> bool:
+def _of_a_library(value: object) -> bool:
     code = _code(value)
     return code is not None and any(part in code.co_filename for part in _LIBRARIES)

@@ -122,7 +122,7 @@ _judges: dict[str, Judges] = {}
 
 
 def judge_batch(
-    pack: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    pack: Mapping[str, object], candidates: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> list[dict[str, Any]]:
     """The verdicts on a few candidates, as JSON."""
     key = json.dumps(dict(options), sort_keys=True)

@@ -155,7 +155,7 @@ def parsed(text: str, name: str) -> Definition:
     )  # fmt: skip
 
 
-def solution(data: Mapping[str, Any], name: str) -> tuple[str, Candidate]:
+def solution(data: Mapping[str, object], name: str) -> tuple[str, Candidate]:
     """(definition, candidate) of a Solution's JSON; raises `Refusal`."""
     spec, sources = data.get("spec"), data.get("sources")
     if not isinstance(spec, Mapping) or not isinstance(sources, list) or not sources:
@@ -200,14 +200,14 @@ def root_of(path: Path) -> Path:
     return path.resolve().parent
 
 
-def _fields(data: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
+def _fields(data: Mapping[str, object], key: str, name: str) -> Mapping[str, Any]:
     value = data.get(key)
     if not isinstance(value, Mapping) or not value:
         raise BadProblem(f"{name}: {key} must be an object that is not empty")
     return value
 
 
-def _tensor(name: str, spec: Any, axes: Mapping[str, int | None], where: str) -> DefinedTensor:
+def _tensor(name: str, spec: object, axes: Mapping[str, int | None], where: str) -> DefinedTensor:
     shape, dtype = (spec.get("shape"), spec.get("dtype")) if isinstance(spec, Mapping) else (None, None)
     if dtype not in DTYPES:
         raise BadProblem(f"{where}: dtype {dtype!r} cannot be judged; known: {', '.join(DTYPES)}")

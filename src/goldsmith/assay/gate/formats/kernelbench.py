@@ -31,7 +31,7 @@ def recognised(names: Sequence[str]) -> bool:
 
 
 def read(
-    module: ModuleType, name: str, content: str, *, dtypes: Any = None, backward: Any = "present",
+    module: ModuleType, name: str, content: str, *, dtypes: object = None, backward: Any = "present",
     sizes: str = "auto", elements: int = smaller_sizes.ELEMENTS,
 ) -> Problem:  # fmt: skip
     """The problem of an imported file.
@@ -148,7 +148,7 @@ class _Reference:
             weights = {n: _uneven(t, make.generator) for n, t in weights.items()}
         return {**dict(zip(self.parameters, inputs, strict=True)), **weights}
 
-    def _finite(self, values: Mapping[str, Any]) -> bool:
+    def _finite(self, values: Mapping[str, object]) -> bool:
         with torch.no_grad():
             try:
                 result = self.golden(**values)

@@ -70,11 +70,11 @@ def _of_names(module: ModuleType, name: str) -> Problem:
         raise BadProblem(f"{name}: {error}") from error
 
 
-def _construct(golden: Callable[..., Any]) -> dict[str, Any]:
+def _construct(golden: Callable[..., object]) -> dict[str, Any]:
     return CandidateCall(order=_parameters(golden)).to_data()
 
 
-def _parameters(golden: Callable[..., Any]) -> tuple[str, ...]:
+def _parameters(golden: Callable[..., object]) -> tuple[str, ...]:
     """Parameter names of the golden, which a function without a readable signature gets by position."""
     try:
         parameters = inspect.signature(golden).parameters.values()

@@ -24,7 +24,7 @@ def constants(module: ModuleType, content: str) -> dict[str, Any]:
     return {name: value for name in _assigned(content) if _sizes(value := getattr(module, name, None))}
 
 
-def spelt(sizes: Mapping[str, Any]) -> str:
+def spelt(sizes: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
@@ -99,7 +99,7 @@ def _largest(value: Any) -> int:
     return max(value) if isinstance(value, tuple | list) else int(value)
 
 
-def _largest_ones(sizes: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _largest_ones(sizes: Mapping[str, object]) -> list[tuple[str, ...]]:
     """Constants to halve, in the order to try: those that are equal and largest together, then each alone."""
     able = {name: _largest(value) for name, value in sizes.items() if _largest(value) >= 2 * SMALLEST}
     order = sorted(able, key=lambda name: -able[name])
@@ -114,7 +114,7 @@ def _halved(value: Any) -> Any:
     return value // 2
 
 
-def _with(module: ModuleType, content: str, sizes: Mapping[str, Any]) -> ModuleType:
+def _with(module: ModuleType, content: str, sizes: Mapping[str, object]) -> ModuleType:
     """The file executed again with other constants: each assignment to one of these names assigns the new value."""
 
     class Replaced(ast.NodeTransformer):

@@ -117,7 +117,7 @@ def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def decode(body: Any, table: Any, data: bytearray, *, pickled: bool = False) -> Any:
+def decode(body: object, table: Any, data: bytearray, *, pickled: bool = False) -> Any:
     """The value of a message; raises Malformed for anything that `encode` does not make."""
     try:
         tensors = _tensors(table, data)

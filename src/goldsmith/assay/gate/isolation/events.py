@@ -67,7 +67,7 @@ class EventLog:
         seen, self.seen = self.seen, []
         return seen
 
-    def _note(self, *event: Any) -> None:
+    def _note(self, *event: object) -> None:
         if len(self.seen) < _MOST and list(event) not in self.seen:
             self.seen.append(list(event))
 

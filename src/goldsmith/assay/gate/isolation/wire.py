@@ -58,7 +58,7 @@ def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
     return [Material(side, **m) for m in request["materials"]]
 
 
-def times_from_data(data: Any, count: int) -> list[tuple[float, float]]:
+def times_from_data(data: object, count: int) -> list[tuple[float, float]]:
     """(microseconds, microseconds of work left) of each call; Malformed for anything else."""
     if not isinstance(data, list) or len(data) != count:
         raise Malformed("times of another number of calls")
@@ -68,7 +68,7 @@ def times_from_data(data: Any, count: int) -> list[tuple[float, float]]:
     return [(row[0], row[1]) for row in data]
 
 
-def outputs_from_data(data: Any, count: int) -> list[dict[str, Tensor]]:
+def outputs_from_data(data: object, count: int) -> list[dict[str, Tensor]]:
     """The results of calls; Malformed for anything else."""
     if not isinstance(data, list) or len(data) != count:
         raise Malformed("results of another number of calls")

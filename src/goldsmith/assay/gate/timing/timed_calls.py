@@ -64,7 +64,7 @@ class TimedCalls:
 
 
 def _on_stream(
-    call: Callable[[Mapping[str, Any]], Any], supply: Mapping[str, Any], device: torch.device, kind: str
+    call: Callable[[Mapping[str, Any]], object], supply: Mapping[str, object], device: torch.device, kind: str
 ) -> tuple[list[float], Any]:
     start, end = _event(enable_timing=True), _event(enable_timing=True)
     _synchronize(device)
