@@ -313,7 +313,7 @@ def test_a_template_that_drops_tool_calls_or_tools_is_refused(reading):
         ("a.json", '[{"text": "a"},\n{"text" "b"}]', r"a.json, line 2: not JSON: Expecting ':' delimiter"),
         ("a.json", '{"text": "a"}\n{"text" "b"}\n', r"a.json, line 2: not JSON: Expecting ':' delimiter"),
         ("a.csv", "prompt,completion\na,b\na,b,c\n", "a.csv, line 3: not csv that datasets reads: Expected 2 fields"),
-        ("a.csv", "text,text\na,b\n", "a.csv, line 1: the columns 'text', 'text' are not all different"),
+        ("a.csv", "text,text\na,b\n", "a.csv, line 1: two columns have the same name; the columns are 'text', 'text'"),
         ("a.csv", "question,answer\na,b\n", "a.csv, row 1: has the columns 'question', 'answer'; a row is"),
         ("a.csv", 'text\n""\n""\n', "a.csv: nothing in it can be predicted"),
         ("a.parquet", "x", "a.parquet: not parquet that datasets reads: "),

@@ -52,7 +52,7 @@ def run(
     for option in request.threads:
         count = option.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
-            raise Failure(f"--threads {option}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
+            raise Failure(f"--threads {option}: expected a whole number of at least 1, such as 8 or 8:TEXT.")
     subjects = list(_subjects(request, names, device, modules))
     chosen = _chosen_peers(request, peers, err)
     conditions = Conditions.here(device, request.commit)
@@ -222,7 +222,8 @@ def _device_and_names(request: BenchRequest, names: list[str], err: Console) -> 
         return device, names
     if on_cpu == names:
         err.print(
-            f"[dim]{', '.join(names)}: timed on the CPU, as the kernels are for CPUs; --device cuda times the GPU.[/]"
+            f"[dim]{', '.join(names)}: timed on the CPU, because these kernels are for CPUs; "
+            "--device cuda times the GPU.[/]"
         )
         return "cpu", names
     err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are for CPUs. Name them alone, or give --device.[/]")
@@ -251,7 +252,7 @@ def _write_row(target: IO[str] | None, row: TimingRow, out: str | None, err: Con
         raise
     except OSError as error:
         why = error.strerror or error
-        err.print(f"[yellow]Cannot write {escape(str(out))}: {why}. The rows that follow are only shown.[/]")
+        err.print(f"[yellow]Cannot write {escape(str(out))}: {why}. From here on the rows are only printed.[/]")
         return None
     return target
 

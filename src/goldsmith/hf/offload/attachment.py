@@ -272,8 +272,8 @@ def open_store(
     for layer in layers:
         if layer.spec.options() != options:
             raise ValueError(
-                f"offload: layer {layer.index} uses {layer.spec.options()}, but layer {layers[0].index} {options}: "
-                "a store has one activation"
+                f"offload: layer {layer.index} uses {layer.spec.options()}, but layer {layers[0].index} uses "
+                f"{options}: all layers of a store must have the same activation"
             )
     if store is None:
         return cached_store(source, format=cpu_format, **options, progress=progress), True
