@@ -39,13 +39,13 @@ def run(examination: Examination) -> None:
     schedule = [0, len(others), *(order.randrange(len(materials)) for _ in range(CALLS - 2))]
     backward = tuple(schedule.index(k) for k in range(len(materials)))
     how = RunSettings(fresh=False, plain=PlainCalls(others, tuple(schedule), backward))
-    done = examination.execute(NAME, "plain calls", how, look=False)
-    if examination.raised(NAME, "plain calls", done) or done.plain is None:
+    run = examination.execute(NAME, "plain calls", how, look=False)
+    if examination.raised(NAME, "plain calls", run) or run.plain is None:
         return
-    for number, name in done.plain.late:
+    for number, name in run.plain.late:
         text = f"{name} of plain call {number + 1} changed after the call had returned"
         examination.find(CERTAIN, NAME, name, text, trick="late_write")
-    _judge(examination, materials, schedule, done.names, done.plain)
+    _judge(examination, materials, schedule, run.names, run.plain)
 
 
 def _alike(a: Material, b: Material) -> bool:
