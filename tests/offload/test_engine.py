@@ -130,7 +130,7 @@ def test_an_id_beyond_32_bits_is_not_truncated(engine, store):
         engine(1, x, ids, weights)
 
 
-def test_skipped_slots_are_not_read(engine, store):
+def test_skipped_routes_are_not_read(engine, store):
     x, ids, weights = stores.call(store, 1, 4, 2)
     wanted = engine(1, x, ids, torch.stack([weights[:, 0], torch.zeros(4)], 1))
     for skipped in (-1, 6):

@@ -1,7 +1,7 @@
 """execute: one run of a candidate, forward and backward, with its stages and its effects on memory. It judges nothing.
 
-Inputs and output gradients are guarded copies; tensors that the candidate makes with `torch.empty*` are guarded and
-poisoned. A candidate that raises yields a run with `error` set, never an exception.
+Inputs and output gradients are copies between guard bands. Tensors that the candidate makes with `torch.empty*` have
+guard bands too, and are poisoned. A candidate that raises yields a run with `error` set, never an exception.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _record_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapp
     if run.second_grads is not None:
         run.second_grads = {n: None if g is None else g.detach().clone() for n, g in run.second_grads.items()}
     for name, _, tensor in run.results():
-        for masks, look in ((run.unwritten, poison_left), (run.from_guards, band_read)):
+        for masks, look in ((run.unwritten, poison_left), (run.from_bands, band_read)):
             mask = None if tensor is None else look(tensor)
             if mask is not None:
                 masks[name] = mask

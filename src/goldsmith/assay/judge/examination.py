@@ -103,7 +103,7 @@ class Examination:
         self.short = ""  # the message of an out-of-memory error
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
-        self.plain_calls = 0  # beside the runs: a call without guards costs a tenth of a run
+        self.plain_calls = 0  # beside the runs: a call without guard bands costs a tenth of a run
         self.seconds: dict[str, float] = {}  # per probe
         self.interpreted = 0  # kernels that ran in Triton's interpreter
         self.stages: list[str] = []
@@ -287,7 +287,7 @@ class Examination:
                 f"{text} after a run ({label}), which affects everything that runs later",
             )
         if "guard" in self.selected:
-            for name, mask in run.from_guards.items():
+            for name, mask in run.from_bands.items():
                 where = self.locate(name, mask)
                 text = f"{name} holds memory from outside a buffer: {where.text} ({label}); a stray read"
                 self.find(CERTAIN, "guard", name, text, where=where)

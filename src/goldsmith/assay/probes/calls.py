@@ -1,8 +1,8 @@
-"""Plain calls: as a user makes them, without guards and modes, many times, on the same tensors with changing numbers.
+"""Many plain calls, as a user makes them: no guard bands, no modes, the same tensors with changing numbers.
 
-Finds what a run under guards hides: results kept by address, identity, shape or version of an input; the right result
-for the first calls only, or for calls that look like a check; writes after the return. A case that is wrong already is
-not tried, unless its candidate is doubtful: then how it goes wrong shows what it is about.
+Finds what a run with guard bands hides: results kept by address, identity, shape or version of an input; the right
+result for the first calls only, or for calls that look like a check; writes after the return. A case that is wrong
+already is not tried, unless its candidate is doubtful: then the way it goes wrong may show a trick.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ def _other_side(
 
 
 def _reported_elements(examination: Examination, run: CandidateRun, name: str) -> Tensor | None:
-    """Elements that hold poison or guard bytes; those probes report them, so the ladder ignores them."""
-    sources = (("poison", run.unwritten), ("guard", run.from_guards))
+    """Elements that hold poison or bytes of a guard band; those probes report them, so the ladder ignores them."""
+    sources = (("poison", run.unwritten), ("guard", run.from_bands))
     masks = [masks[name] for probe, masks in sources if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 

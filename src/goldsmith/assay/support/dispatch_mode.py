@@ -14,7 +14,7 @@ _traced_by = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None: nothin
 class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode that keeps torch's compiler out only while something is being traced.
 
-    torch itself guards every `__torch_dispatch__` against its compiler, and imports the compiler for that: 1 s a
+    torch itself protects every `__torch_dispatch__` from its compiler, and imports the compiler for that: 1 s a
     process.
     """
 

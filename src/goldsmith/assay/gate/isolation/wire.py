@@ -132,7 +132,7 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         by_forward=set(_names(data["by_forward"])),
         overwritten=_tensors(data["overwritten"]),
         unwritten=_tensors(data["unwritten"]),
-        from_guards=_tensors(data["from_guards"]),
+        from_bands=_tensors(data["from_bands"]),
         aliases={(str(a), str(b)) for a, b in data["aliases"]},
         called_tracing=bool(data["called_tracing"]),
         own_function=bool(data["own_function"]),
@@ -146,7 +146,7 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         plain=None if data["plain"] is None else _plain(data["plain"]),
     )
     results = {**run.outputs, **{n: g for n, g in run.grads.items() if g is not None}}
-    for name, mask in (*run.unwritten.items(), *run.from_guards.items()):
+    for name, mask in (*run.unwritten.items(), *run.from_bands.items()):
         if name not in results or results[name].shape != mask.shape:
             raise Malformed("results with a mask that fits no result")
     for mask in (*run.changed.values(), *run.overwritten.values()):
