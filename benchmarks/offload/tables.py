@@ -13,9 +13,9 @@ from .rows import OffloadRow
 
 LEGEND = (
     "[dim]Wall time in microseconds until the device has finished, ways taking turns: one call of the experts (calls, "
-    "guard) or a forward of all layers (steps). split: experts of a call on the CPU, copied, cached. predicted: the time "
-    "that the plan predicts over the median; hardware: the same at this machine's own rates. overlap: the "
-    "busiest lane's share of the time. Routing is uniform: hit rates say nothing about a trained router.[/]"
+    "guard) or a forward of all layers (steps). split: experts of a call on the CPU, copied, cached. predicted: the "
+    "time that the plan predicts over the median; hardware: the same at this machine's own rates. overlap: the busiest "
+    "lane's share of the time. Routing is uniform: hit rates say nothing about a trained router.[/]"
 )
 
 

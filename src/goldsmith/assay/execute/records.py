@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -174,16 +173,16 @@ class Material:
     case: str
     sizes: Mapping[str, object]
     inputs: Mapping[str, Tensor]
-    scalars: Mapping[str, Any]
+    scalars: Mapping[str, object]
     seed: int
     nudged: bool = False  # honest runs also round their inputs by one unit
     order: tuple[str, ...] = ()
 
     @property
-    def supply(self) -> dict[str, Any]:
+    def supply(self) -> dict[str, object]:
         return self.ordered(self.inputs)
 
-    def ordered(self, inputs: Mapping[str, object]) -> dict[str, Any]:
+    def ordered(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """These inputs and the scalars, in the order of the case's dict."""
         every = {**inputs, **self.scalars}
         return {n: every[n] for n in (*self.order, *every)}

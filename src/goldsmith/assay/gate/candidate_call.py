@@ -72,7 +72,7 @@ class CandidateCall:
     outputs: tuple[Output, ...] = ()
     axes: tuple[tuple[str, str, int], ...] = ()
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, object]:
         """As dicts and tuples; `Problem.construct` holds it."""
         return {
             **{f.name: getattr(self, f.name) for f in fields(self)},
@@ -169,17 +169,17 @@ def _imported(source: str, name: str, folder: Path) -> ModuleType:
 class Positional:
     """Calls a function with the case's values by position."""
 
-    def __init__(self, function: Callable[..., Any], order: Sequence[str]) -> None:
+    def __init__(self, function: Callable[..., object], order: Sequence[str]) -> None:
         self.function, self.order = function, tuple(order)
 
-    def __call__(self, **values: object) -> Any:
+    def __call__(self, **values: object) -> object:
         return self.function(*(values[name] for name in (self.order or values)))
 
 
 class Destination:
     """Allocates the outputs, passes them after the inputs, and returns them."""
 
-    def __init__(self, function: Callable[..., Any], entry: CandidateCall) -> None:
+    def __init__(self, function: Callable[..., object], entry: CandidateCall) -> None:
         self.function, self.entry = function, entry
 
     def __call__(self, **values: Any) -> Any:

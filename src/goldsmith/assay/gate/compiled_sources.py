@@ -21,7 +21,7 @@ OWN_BINDINGS = ("PYBIND11_MODULE", "TORCH_LIBRARY")
 
 def function(
     source: str, files: Mapping[str, str], names: Sequence[str], language: str, folder: Path
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The first of these functions that a C++ source defines; it takes its arguments by position."""
     from torch.utils import cpp_extension
 

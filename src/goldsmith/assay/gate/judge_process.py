@@ -50,7 +50,7 @@ class CandidateJudge:
     """Judges candidates; the problems that it read last stay loaded."""
 
     def __init__(self) -> None:
-        self.problems: dict[str, Any] = {}
+        self.problems: dict[str, object] = {}
 
     def verdict(self, request: Mapping[str, Any]) -> dict[str, Any]:
         from .bad_problem import BadProblem

@@ -59,7 +59,7 @@ class GateOptions:
     time: bool = False
     sandbox: str = "auto"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "limits": self.limits.to_json()}
 
     @classmethod

@@ -56,7 +56,7 @@ class Reward:
 
     def __init__(
         self, problem: Problem | str | Path | Mapping[str, str | Path], scores: Mapping[str, float] | None, jobs: int,
-        options: GateOptions | None, column: str, language: str | None, problem_options: Mapping[str, Any],
+        options: GateOptions | None, column: str, language: str | None, problem_options: Mapping[str, object],
     ) -> None:  # fmt: skip
         self.problem, self.column, self.language = problem, column, language
         self.problem_options = dict(problem_options)
@@ -83,7 +83,7 @@ class Reward:
         """End the judges' processes; the next call starts new ones."""
         self.judges.close()
 
-    def _named(self, info: object) -> Any:
+    def _named(self, info: object) -> object:
         return info.get(self.column) if isinstance(info, Mapping) else None
 
     def _scores(self, completions: Sequence[object], names: object) -> list[float]:

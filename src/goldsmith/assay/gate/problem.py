@@ -24,7 +24,7 @@ class Problem:
     """
 
     golden: Callable
-    cases: Any
+    cases: object
     _: KW_ONLY
     name: str = ""
     outputs: tuple[str, ...] | None = None
@@ -35,14 +35,14 @@ class Problem:
     surrogate: tuple[str, ...] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     stored: Mapping[str, str] = field(default_factory=dict)
-    segments: Mapping[str, Any] = field(default_factory=dict)
+    segments: Mapping[str, object] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     compute: torch.dtype | None = None
     dot: str = "ieee"
     formula: str = "any"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
-    construct: Mapping[str, Any] = field(default_factory=dict)
+    construct: Mapping[str, object] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     wants_kernel: bool = False
     declared: Target = field(init=False, repr=False)

@@ -17,7 +17,7 @@ from .formats.problem_source import ProblemSource, known_format, split
 MOST_BYTES = 4 << 30
 
 
-def packed(problem: ProblemSource) -> dict[str, Any]:
+def packed(problem: ProblemSource) -> dict[str, object]:
     """{"files": {path: bytes}, "where": ..., "options": ...}; paths are relative to a folder of the judge's."""
     path, wanted = split(problem.where)
     path, options = path.resolve(), dict(problem.to_json()["options"])

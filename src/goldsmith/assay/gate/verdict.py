@@ -47,7 +47,7 @@ class Verdict:
     def ok(self) -> bool:
         return self.status == ACCEPTED
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "seconds": round(self.seconds, 4)}
 
     @classmethod

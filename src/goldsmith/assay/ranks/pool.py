@@ -80,7 +80,7 @@ class RankPool:
 
     def run(
         self, function: Callable[..., object], arguments: Sequence[tuple[object, ...]], *, limit_s: float | None = None
-    ) -> list[Any]:
+    ) -> list[object]:
         """[function(*arguments[rank]) on every rank]; the function must be importable. Raises RankError.
 
         limit_s   within which all must answer; default: the pool's

@@ -27,7 +27,9 @@ class DispatchMode(TorchDispatchMode):
 
 def _untraced(plain: Any, untraced: Any) -> Any:
     @functools.wraps(plain)
-    def __torch_dispatch__(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self: object, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         return (plain if _traced_by() is None else untraced)(self, func, types, args, kwargs)
 
     return __torch_dispatch__

@@ -29,9 +29,9 @@ class KnownFunctions:
         ]
         self.classes = [(name, owner, set(vars(owner))) for name, owner in _owners() if isinstance(owner, type)]
 
-    def replaced(self) -> dict[str, tuple[Any, str]]:
+    def replaced(self) -> dict[str, tuple[object, str]]:
         """Full name -> (owner, attribute) of what is no longer what it was; compares some 3,000 names in 1 ms."""
-        found: dict[str, tuple[Any, str]] = {}
+        found: dict[str, tuple[object, str]] = {}
         for owner, attribute, value, code, name in self.functions:
             now = vars(owner).get(attribute)
             if now is not value and not _of_a_library(now) or code is not None and _code(value) is not code:
@@ -57,7 +57,7 @@ class KnownFunctions:
             setattr(owner, attribute, value)
 
 
-def _owners() -> Iterator[tuple[str, Any]]:
+def _owners() -> Iterator[tuple[str, object]]:
     """Modules and classes of torch, Python and the assay, by name."""
     for name in _OWNERS:
         parent, _, attribute = name.rpartition(".")

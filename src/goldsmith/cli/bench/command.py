@@ -87,7 +87,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _TimingJob:
     """A benchmark case and how to make its subject; `op` is None for a module of several operators."""
 
     name: str
@@ -121,14 +121,14 @@ def _table_key(row: TimingRow) -> tuple[str, str, int | None]:
     return row.op, row.case, row.threads
 
 
-def _makers(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
+def _makers(subjects: list[_TimingJob], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
     """A maker per subject; a line on stderr announces each one, with the estimated time left."""
     began = time.monotonic()
-    for k, planned in enumerate(subjects):
+    for k, job in enumerate(subjects):
         left = (time.monotonic() - began) / k * (len(subjects) - k) if k else 0
         more = f", about {duration(left)} left" if k else ""
-        err.print(f"[dim]{k + 1} of {len(subjects)}{more}: {planned.name} {planned.entry.name}[/]")
-        yield partial(planned.make, planned.entry, device)
+        err.print(f"[dim]{k + 1} of {len(subjects)}{more}: {job.name} {job.entry.name}[/]")
+        yield partial(job.make, job.entry, device)
 
 
 def _cases(modules: Mapping[str, type[ModuleSubject]]) -> dict[str, Sequence[BenchCase]]:
@@ -156,7 +156,7 @@ def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) ->
 
 def _subjects(
     request: BenchRequest, selected: list[str], device: str, modules: Mapping[str, type[ModuleSubject]]
-) -> Iterator[_Planned]:
+) -> Iterator[_TimingJob]:
     ops, cases_of = Op.all(), _cases(modules)
     any_chosen = False
     for name in selected:
@@ -169,7 +169,7 @@ def _subjects(
             any_chosen = True
             module = modules.get(name)
             make = module if module is not None else partial(SUBJECTS.get(name, Subject), ops[name])
-            yield _Planned(name, entry, make, None if module is not None else ops[name])
+            yield _TimingJob(name, entry, make, None if module is not None else ops[name])
     if not any_chosen:
         cases = sorted({e.name for name in selected for e in cases_of[name]})
         why = " that is small enough for a CPU"

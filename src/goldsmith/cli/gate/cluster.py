@@ -63,11 +63,11 @@ def _connect(ray: Any, address: str, jobs: int | None) -> None:
 def _run(ray: Any, pairs: Sequence[Pair], options: GateOptions, most: int | None) -> Iterator[tuple[int, Verdict]]:
     gpus = 1 if options.device.startswith("cuda") else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(judge_batch)
-    batches, problems = _batches(pairs), dict[str, Any]()
+    batches, problems = _batches(pairs), dict[str, object]()
     data = options.to_json()
     if gpus:
         data["device"] = "cuda"  # Ray shows a task only its own
-    running: dict[Any, list[int]] = {}
+    running: dict[object, list[int]] = {}
     left = list(reversed(batches))
     try:
         while left or running:
@@ -123,7 +123,7 @@ _judges: dict[str, Judges] = {}
 
 def judge_batch(
     pack: Mapping[str, object], candidates: Sequence[Mapping[str, object]], options: Mapping[str, object]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The verdicts on a few candidates, as JSON."""
     key = json.dumps(dict(options), sort_keys=True)
     if key not in _judges:

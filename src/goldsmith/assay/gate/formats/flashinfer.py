@@ -217,7 +217,7 @@ def _tensor(name: str, spec: object, axes: Mapping[str, int | None], where: str)
     return DefinedTensor(name, None if shape is None else tuple(shape), dtype)
 
 
-def _workloads(lines: str, definition: Definition, name: str) -> Iterator[Mapping[str, Any]]:
+def _workloads(lines: str, definition: Definition, name: str) -> Iterator[Mapping[str, object]]:
     for number, line in enumerate(lines.splitlines(), 1):
         if not line.strip():
             continue
@@ -239,7 +239,7 @@ def _case(definition: Definition, workload: Mapping[str, Any], root: Path) -> Ca
     if unknown:
         raise BadProblem(f"{definition.name}: a workload gives no value for the scalar {unknown[0]!r}")
 
-    def draw(make: Make, **_: object) -> dict[str, Any]:
+    def draw(make: Make, **_: object) -> dict[str, object]:
         return {t.name: _value(t, given.get(t.name) or {}, definition, sizes, make, root) for t in definition.inputs}
 
     label = ",".join(f"{axis}={size}" for axis, size in sizes.items())
@@ -257,7 +257,7 @@ def _value(
     sizes: Mapping[str, int],
     make: Make,
     root: Path,
-) -> Any:
+) -> object:
     kind, dtype = source.get("type", "random"), DTYPES[t.dtype]
     if kind == "scalar":
         return source["value"]
@@ -293,7 +293,7 @@ def _odd_cases(definition: Definition, cases: Sequence[Case]) -> list[Case]:
     return added
 
 
-def _smallest(cases: Sequence[Case]) -> Mapping[str, Any]:
+def _smallest(cases: Sequence[Case]) -> Mapping[str, object]:
     def size(case: Case) -> int:
         product = 1
         for value in case.sizes.values():

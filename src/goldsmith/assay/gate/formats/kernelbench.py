@@ -39,7 +39,7 @@ def read(
     sizes: "declared" runs the file's own sizes; "auto" halves its constants until inputs and weights have at most
     `elements` elements, because the judge computes in float64, dozens of times.
     """
-    settings, why = dict[str, Any](), ""
+    settings, why = dict[str, object](), ""
     if sizes == "auto":
         module, settings = smaller_sizes.shrunk(module, content, elements, lambda m: _Reference(m, name).weigh())
         why = (
@@ -123,7 +123,7 @@ class _Reference:
             self.golden(**values)
         return mode.seen
 
-    def draw(self, make: Make, *, normal: bool) -> dict[str, Any]:
+    def draw(self, make: Make, *, normal: bool) -> dict[str, object]:
         values = self._drawn(make, normal=normal)
         if normal and not self._finite(values):
             values = self._drawn(make, normal=False)  # a logarithm, say, which needs the file's own values
@@ -132,7 +132,7 @@ class _Reference:
             for n, v in values.items()
         }
 
-    def _drawn(self, make: Make, *, normal: bool) -> dict[str, Any]:
+    def _drawn(self, make: Make, *, normal: bool) -> dict[str, object]:
         seed = int(torch.randint(2**31, (), generator=make.generator))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -196,13 +196,13 @@ def _uneven(t: Tensor, generator: torch.Generator) -> Tensor:
     return t + 0.25 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
 
 
-def _listed(value: object, name: str, function: str) -> list[Any]:
+def _listed(value: object, name: str, function: str) -> list[object]:
     if not isinstance(value, list | tuple):
         raise BadProblem(f"{name}: {function} returns a {type(value).__name__}, expected a list")
     return list(value)
 
 
-def _inputs_of(module: ModuleType, name: str) -> list[Any]:
+def _inputs_of(module: ModuleType, name: str) -> list[object]:
     try:
         inputs = module.get_inputs()
     except Exception as error:

@@ -70,7 +70,7 @@ def _of_names(module: ModuleType, name: str) -> Problem:
         raise BadProblem(f"{name}: {error}") from error
 
 
-def _construct(golden: Callable[..., object]) -> dict[str, Any]:
+def _construct(golden: Callable[..., object]) -> dict[str, object]:
     return CandidateCall(order=_parameters(golden)).to_data()
 
 

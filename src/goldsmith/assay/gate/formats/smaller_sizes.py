@@ -19,7 +19,7 @@ TRIES = 60
 Weigh = Callable[[ModuleType], tuple[int, Callable[[], object]]]
 
 
-def constants(module: ModuleType, content: str) -> dict[str, Any]:
+def constants(module: ModuleType, content: str) -> dict[str, object]:
     """The module's whole-number constants: name -> value, for numbers and for tuples of them."""
     return {name: value for name in _assigned(content) if _sizes(value := getattr(module, name, None))}
 
@@ -28,7 +28,7 @@ def spelt(sizes: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def shrunk(module: ModuleType, content: str, elements: int, weigh: Weigh) -> tuple[ModuleType, dict[str, Any]]:
+def shrunk(module: ModuleType, content: str, elements: int, weigh: Weigh) -> tuple[ModuleType, dict[str, object]]:
     """(module, changed constants): the file itself where it is small enough, or a copy with smaller constants.
 
     Where no constants are small enough, the copy with the smallest ones that work.

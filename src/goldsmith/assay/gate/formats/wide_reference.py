@@ -30,19 +30,19 @@ class WideReference:
     def __init__(self, source: str, name: str) -> None:
         self.name = name
         self.roundings: dict[str, str] = {}
-        namespace: dict[str, Any] = {"__name__": f"reference_{name}"}
+        namespace: dict[str, object] = {"__name__": f"reference_{name}"}
         try:
             exec(compile(source, f"<reference of {name}>", "exec"), namespace)
         except Exception as error:
             raise BadProblem(f"{name}: the reference raised {type(error).__name__}: {error}") from error
-        self.run: Callable[..., Any] = namespace.get("run")  # type: ignore[assignment]
+        self.run: Callable[..., object] = namespace.get("run")  # type: ignore[assignment]
         if not callable(self.run):
             raise BadProblem(f"{name}: the reference must define a function run")
 
-    def golden(self, order: tuple[str, ...]) -> Callable[..., Any]:
+    def golden(self, order: tuple[str, ...]) -> Callable[..., object]:
         """A golden of the inputs of these names."""
 
-        def golden(**values: object) -> Any:
+        def golden(**values: object) -> object:
             with _Wide(self.roundings):
                 result = self.run(*(values[name] for name in order))
             return _as_tensors(result)
@@ -97,7 +97,7 @@ class _Wide(TorchFunctionMode):
         return stage(name, result) if name in self.stages else result
 
 
-def _widened(value: object) -> Any:
+def _widened(value: object) -> object:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
@@ -108,7 +108,7 @@ def _flat(result: object) -> list[Tensor]:
     return [v for v in values if isinstance(v, Tensor)]
 
 
-def _as_tensors(result: object) -> Any:
+def _as_tensors(result: object) -> object:
     """Python numbers as tensors without dimensions."""
     if isinstance(result, bool | int | float):
         return torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)

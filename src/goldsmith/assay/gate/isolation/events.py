@@ -18,7 +18,6 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -38,7 +37,7 @@ class EventLog:
     """Notes events while the candidate's code runs; made before its source is imported."""
 
     def __init__(self) -> None:
-        self.seen: list[list[Any]] = []
+        self.seen: list[list[object]] = []
         self.on = False
         self.inside = False
         self.own = os.getcwd() + os.sep
@@ -62,7 +61,7 @@ class EventLog:
             for name in self.functions.replaced():
                 self._note("patched", name)
 
-    def report(self) -> list[list[Any]]:
+    def report(self) -> list[list[object]]:
         """What was noted since the last report."""
         seen, self.seen = self.seen, []
         return seen

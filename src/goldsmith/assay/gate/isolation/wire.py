@@ -24,7 +24,7 @@ _HERE = ("live_outputs", "live_grads", "error", "overruns", "interpreted", "betw
 _PHASES = ("forward", "backward")
 
 
-def request_of(material: Material, settings: RunSettings) -> dict[str, Any]:
+def request_of(material: Material, settings: RunSettings) -> dict[str, object]:
     return {"target": _target(material.target), "material": _material(material), "settings": _settings(settings)}
 
 
@@ -75,16 +75,16 @@ def outputs_from_data(data: object, count: int) -> list[dict[str, Tensor]]:
     return [_tensors(outputs) for outputs in data]
 
 
-def _target(target: Target) -> dict[str, Any]:
+def _target(target: Target) -> dict[str, object]:
     backward = target.backward if target.backward in (None, "auto") else "own"
     return {**{n: getattr(target, n) for n in _FACTS}, "backward": backward}
 
 
-def _material(material: Material) -> dict[str, Any]:
+def _material(material: Material) -> dict[str, object]:
     return {f.name: getattr(material, f.name) for f in fields(material) if f.name != "target"}
 
 
-def _settings(settings: RunSettings) -> dict[str, Any]:
+def _settings(settings: RunSettings) -> dict[str, object]:
     data = {f.name: getattr(settings, f.name) for f in fields(settings)}
     data["between"] = None if settings.between is None else _material(settings.between)
     data["kept_inputs"] = None if settings.kept_inputs is None else asdict(settings.kept_inputs)
@@ -94,7 +94,7 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     return data
 
 
-def results_to_data(run: CandidateRun) -> dict[str, Any]:
+def results_to_data(run: CandidateRun) -> dict[str, object]:
     data = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in _HERE}
     data["error"] = None if run.error is None else raised.to_data(run.error)
     data["overruns"] = [asdict(o) for o in run.overruns]

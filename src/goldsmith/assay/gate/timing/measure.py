@@ -67,7 +67,7 @@ class CallTiming:
     def speedup(self) -> float | None:
         return None if self.reference is None or not self.time else self.reference / self.time
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         rounded = {n: round(v, 3) if isinstance(v, float) else v for n, v in asdict(self).items()}
         return {**rounded, "speedup": None if self.speedup is None else round(self.speedup, 3)}
 
@@ -129,7 +129,7 @@ def timed_results(process: CandidateProcess, numbers: Sequence[int]) -> list[dic
     )
 
 
-def _schedule(calls: int, device: torch.device, order: random.Random) -> list[list[Any]]:
+def _schedule(calls: int, device: torch.device, order: random.Random) -> list[list[object]]:
     kinds = (WALL, DEVICE) if device.type == "cuda" else (WALL,)
     return [[order.randrange(SETS), kinds[k % len(kinds)]] for k in range(calls)]
 
