@@ -49,7 +49,7 @@ def check(
         typer.Option(help="A text file whose tokens every runtime computes. Default: a few sentences.", metavar="FILE"),
     ] = None,
     merged: Annotated[
-        Path | None, typer.Option(help="A merged model to check in place of one merged here.", metavar="DIR")
+        Path | None, typer.Option(help="A merged model to check. Default: the command merges one.", metavar="DIR")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

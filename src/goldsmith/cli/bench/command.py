@@ -226,7 +226,9 @@ def _device_and_names(request: BenchRequest, names: list[str], err: Console) -> 
             "--device cuda times the GPU.[/]"
         )
         return "cpu", names
-    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are for CPUs. Name them alone, or give --device.[/]")
+    err.print(
+        f"[dim]left out: {', '.join(on_cpu)}, which are for CPUs. To time them, name no others, or pass --device.[/]"
+    )
     return device, [name for name in names if name not in on_cpu]
 
 

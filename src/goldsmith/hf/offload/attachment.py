@@ -294,8 +294,8 @@ def open_store(
 def _check_given(store: ExpertStore, source: LayerSource, cpu_format: str, exact: bool, options: SharedOptions) -> None:
     if exact and not store.exact:
         raise ValueError(
-            f"offload: the store {store.path} holds {store.format}, which is not exactly the model's weights: give "
-            "exact=False (--format of the command line), or no store"
+            f"offload: the store {store.path} holds the weights in {store.format}, which rounded them: pass "
+            "exact=False (--format on the command line), or leave out the store"
         )
     # "auto" accepts a store of these weights in any format; lossy ones were refused above
     format = None if cpu_format == "auto" else cpu_format
