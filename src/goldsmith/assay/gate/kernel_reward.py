@@ -93,11 +93,11 @@ class Reward:
         first = {key: number for number, key in reversed(list(enumerate(keys)))}  # equal completions are judged once
         chosen = sorted(first.values())
         if isinstance(self.problem, Problem):
-            found = list(judge_all([candidates[n] for n in chosen], self.problem, options=self.options))
+            verdicts = list(judge_all([candidates[n] for n in chosen], self.problem, options=self.options))
         else:
             pairs: list[Pair] = [(self._source(given[n]), candidates[n]) for n in chosen]
-            found = list(self.judges.in_order(pairs))
-        known = dict(zip(chosen, found, strict=True))
+            verdicts = list(self.judges.in_order(pairs))
+        known = dict(zip(chosen, verdicts, strict=True))
         self.verdicts = [replace(known[first[key]], candidate=c.name) for key, c in zip(keys, candidates, strict=True)]
         return [self.scores[verdict.status] for verdict in self.verdicts]
 

@@ -46,13 +46,13 @@ def unpacked(pack: Mapping[str, Any]) -> ProblemSource:
         key.update(path.encode() + b"\0" + content)
     folder = Path(tempfile.gettempdir()) / f"goldsmith-problem-{os.getuid()}-{key.hexdigest()[:20]}"
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             for path, content in pack["files"].items():
-                file = Path(made) / "problem" / path
+                file = Path(temporary) / "problem" / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
             try:
-                (Path(made) / "problem").rename(folder)
+                (Path(temporary) / "problem").rename(folder)
             except OSError:  # another judge was first
                 if not folder.is_dir():
                     raise

@@ -70,14 +70,14 @@ def _judge(
         first[which] = number
         grads = plain.grads.get(number, {})
         first_run = examination.first
-        made = CandidateRun(names, outputs, grads, stages=first_run.stages, saved=first_run.saved)
-        made.cotangents = plain.cotangents.get(number, {})
-        settled = decisions.settle(examination, made, examination.references(materials[which], made))
+        run = CandidateRun(names, outputs, grads, stages=first_run.stages, saved=first_run.saved)
+        run.cotangents = plain.cotangents.get(number, {})
+        settled = decisions.settle(examination, run, examination.references(materials[which], run))
         references[which] = settled
         before = len(examination.findings)
-        # a run of the same numbers alone was right: calls before this one matter, or that nothing guards the tensors
+        # a run of the same numbers alone was right: calls before this one matter, or the missing guard bands do
         label = f"plain call {number + 1}"
-        values.judge(examination, made, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
+        values.judge(examination, run, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
         alone = number == 0 or any(f.probe == NAME and f.trick == "shape_branch" for f in examination.findings[:before])
         trick = "shape_branch" if alone else "cached_result"
         fresh = examination.findings[before:]

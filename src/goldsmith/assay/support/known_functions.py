@@ -31,16 +31,16 @@ class KnownFunctions:
 
     def replaced(self) -> dict[str, tuple[object, str]]:
         """Full name -> (owner, attribute) of what is no longer what it was; compares some 3,000 names in 1 ms."""
-        found: dict[str, tuple[object, str]] = {}
+        functions: dict[str, tuple[object, str]] = {}
         for owner, attribute, value, code, name in self.functions:
             now = vars(owner).get(attribute)
             if now is not value and not _of_a_library(now) or code is not None and _code(value) is not code:
-                found[name] = owner, attribute
+                functions[name] = owner, attribute
         for name, owner, attributes in self.classes:
             for attribute in vars(owner).keys() - attributes:
                 if any(attribute in vars(base) for base in owner.__mro__[1:]) and not attribute.startswith("__"):
-                    found[f"{name}.{attribute}"] = owner, attribute
-        return found
+                    functions[f"{name}.{attribute}"] = owner, attribute
+        return functions
 
     def restore(self, names: set[str]) -> None:
         """Puts back what these names stood for."""

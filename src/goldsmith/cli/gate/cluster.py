@@ -93,11 +93,11 @@ def _run(ray: Any, pairs: Sequence[Pair], options: GateOptions, most: int | None
 
 def _finished(ray: Any, done: Any, numbers: Sequence[int], pairs: Sequence[Pair]) -> Iterator[tuple[int, Verdict]]:
     try:
-        found = [Verdict.from_json(verdict) for verdict in ray.get(done)]
+        verdicts = [Verdict.from_json(verdict) for verdict in ray.get(done)]
     except ray.exceptions.RayError as error:
         text = f"its task failed on the cluster: {str(error).strip().splitlines()[0]}"[:300]
-        found = [_refused(pairs[n][1], "judge", text) for n in numbers]
-    yield from zip(numbers, found, strict=True)
+        verdicts = [_refused(pairs[n][1], "judge", text) for n in numbers]
+    yield from zip(numbers, verdicts, strict=True)
 
 
 def _batches(pairs: Sequence[Pair]) -> list[list[int]]:

@@ -203,8 +203,8 @@ def _judged(
         from . import cluster
 
         ways["isolation"] = f"judged on the Ray cluster {request.cluster}"
-        found = cluster.run(pairs, options, request.cluster, jobs=request.jobs)
-        yield from ((work[k][0], verdict) for k, verdict in found)
+        verdicts = cluster.run(pairs, options, request.cluster, jobs=request.jobs)
+        yield from ((work[k][0], verdict) for k, verdict in verdicts)
         return
     with Judges(min(request.jobs or 0, len(pairs)), options) as judges:
         for k, verdict in judges.run(pairs):

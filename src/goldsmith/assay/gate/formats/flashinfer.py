@@ -85,10 +85,10 @@ def read(path: Path, text: str, *, workloads: Path | None = None, backward: Any 
     """The problem of a definition's JSON, with the workloads of its data set or of `workloads`, a JSONL file."""
     definition = parsed(text, str(path))
     reference = WideReference(definition.reference, definition.name)
-    found = workloads if workloads is not None else beside(path, definition.name)
-    root = root_of(found if found is not None else path)
-    lines = found.read_text(encoding="utf-8") if found is not None else ""
-    cases = [_case(definition, w, root) for w in _workloads(lines, definition, str(found))]
+    workload_file = workloads if workloads is not None else beside(path, definition.name)
+    root = root_of(workload_file if workload_file is not None else path)
+    lines = workload_file.read_text(encoding="utf-8") if workload_file is not None else ""
+    cases = [_case(definition, w, root) for w in _workloads(lines, definition, str(workload_file))]
     cases += _odd_cases(definition, cases)
     if not cases:
         raise BadProblem(
