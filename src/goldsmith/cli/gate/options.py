@@ -99,7 +99,9 @@ def gate(
     ] = 60.0,
     memory: Annotated[
         float,
-        typer.Option(help="Memory limit of a candidate, in GiB, on top of what its process has at the start.", min=0.001),
+        typer.Option(
+            help="Memory limit of a candidate, in GiB, on top of what its process has at the start.", min=0.001
+        ),
     ] = 4.0,
     sandbox: Annotated[
         SandboxChoice,

@@ -75,7 +75,7 @@ def _construct(golden: Callable[..., object]) -> dict[str, object]:
 
 
 def _parameters(golden: Callable[..., object]) -> tuple[str, ...]:
-    """Parameter names of the golden, which a function without a readable signature gets by position."""
+    """Parameter names of the golden. A candidate without a readable signature gets its arguments in this order."""
     try:
         parameters = inspect.signature(golden).parameters.values()
     except (TypeError, ValueError):

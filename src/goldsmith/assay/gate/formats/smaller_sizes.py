@@ -1,4 +1,4 @@
-"""Smaller sizes for a file whose own are too large to judge: its constants are halved, the largest first."""
+"""Smaller sizes for a file whose own sizes are too large to judge: its constants are halved, the largest first."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 ELEMENTS = 2**12  # of inputs and weights together: a check runs the golden dozens of times, in float64
 SECONDS = 0.25  # of one forward in float32
-SMALLEST = 4  # a constant is not halved below: small ones are widths of kernels, groups, strides
-FAR = 64  # a module with more than so many times the elements is not run
+SMALLEST = 4  # no constant becomes smaller than this: small ones are widths of kernels, groups, strides
+FAR = 64  # a module with more than this many times the elements is not run
 TRIES = 60
 
 Weigh = Callable[[ModuleType], tuple[int, Callable[[], object]]]
@@ -29,9 +29,9 @@ def spelt(sizes: Mapping[str, object]) -> str:
 
 
 def shrunk(module: ModuleType, content: str, elements: int, weigh: Weigh) -> tuple[ModuleType, dict[str, object]]:
-    """(module, changed constants): the file itself where it is small enough, or a copy with smaller constants.
+    """(module, changed constants): the file itself if it is small enough, otherwise a copy with smaller constants.
 
-    Where no constants are small enough, the copy with the smallest ones that work.
+    If none are small enough, it is the copy with the smallest constants that the file runs with.
     """
     if _fits(module, elements, weigh):
         return module, {}
