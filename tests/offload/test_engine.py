@@ -299,3 +299,10 @@ def test_default_dtype_and_device_change_nothing(store, lanes, dtype):
             assert torch.equal(run(), usual)
     finally:
         torch.set_default_dtype(before)
+
+
+def test_the_old_name_of_an_argument_still_works_with_a_warning(engine):
+    with pytest.warns(DeprecationWarning, match="end_forward: the argument 'made' is now called 'output'"):
+        engine.end_forward(made=None)
+    with pytest.raises(TypeError, match="made"):
+        engine.end_forward(made=None, output=None)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.autograd import as_stored
+from ..core.deprecation import renamed_argument
 from .adapters import EngineAdapters, Layers
 from .calibration.calibration import Calibration
 from .engine_inputs import calibration_for, static_experts
@@ -199,10 +200,9 @@ class Engine:
         self._positions = positions
         self._guard.begin()
 
+    @renamed_argument("made", "output")
     def end_forward(self, output: Tensor | None = None) -> None:
-        """Ends a model's forward: raises what the guard found in its last layers, and in its `output`
-        ([rows, any]).
-        """
+        """Ends a model's forward: raises what the guard found in its last layers, and in `output` [rows, any]."""
         self._positions = 0
         self.flush()
         self._guard.check_output(output, self._number)
