@@ -207,7 +207,9 @@ def _verdict(
     if declared:
         trick = reasons.trick_of(findings, known)
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
-            shown = repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(process, another)
+            shown = repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(
+                process, another
+            )
             trick = shown or trick
     else:
         trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"

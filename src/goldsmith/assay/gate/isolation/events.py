@@ -117,7 +117,7 @@ class EventLog:
         return False
 
 
-def _left_running() -> dict[str, Any]:
+def _left_running() -> dict[str, object]:
     """What sees every later call: modes of torch, and functions that Python calls at each line or call."""
     return {
         "torch's stack of function modes": torch._C._len_torch_function_stack(),
