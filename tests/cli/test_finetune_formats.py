@@ -351,7 +351,7 @@ def test_without_the_packages_text_and_json_lines_work_and_the_rest_names_the_co
         reading("text\na", "a.csv")
     with pytest.raises(MissingPackage, match=f"Rows with 'conversations' are read with trl, {command}"):
         reading([{"conversations": SHAREGPT}])
-    with pytest.raises(MissingPackage, match=f"in messages are written by trl, {command}"):
+    with pytest.raises(MissingPackage, match=f"that are messages need trl, {command}"):
         reading([{"prompt": MESSAGES[:1], "completion": MESSAGES[1:2]}])
 
 
