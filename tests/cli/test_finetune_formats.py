@@ -338,10 +338,10 @@ def test_a_table_of_another_encoding_is_named_with_its_line(tmp_path, tokenizer)
 def test_without_the_packages_text_and_json_lines_work_and_the_rest_names_the_command(reading, monkeypatch):
     original = builtins.__import__
 
-    def missing(name, *words):
+    def missing(name, *words, **named):
         if name.partition(".")[0] in ("datasets", "trl"):
             raise ImportError(name)
-        return original(name, *words)
+        return original(name, *words, **named)
 
     monkeypatch.setattr(builtins, "__import__", missing)
     for rows in ([{"text": "a b"}], PAIRS, [{"messages": CALLING}], [{"instruction": "a", "output": "b"}]):
