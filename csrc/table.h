@@ -13,7 +13,7 @@
 
 namespace gs {
 
-class Plan;
+class Grouping;
 
 // The size of the operands of Table::products: 32 rows, or 32 outputs, of 2048 inputs in bfloat16.
 constexpr int64_t STRIPE_STEPS = 64, STRIPE_BYTES = STRIPE_STEPS * 2048;
@@ -26,9 +26,9 @@ struct Table {
     // Multiplies pairs * 32 rows with a stripe of weights (STRIPE_BYTES) and returns the operations; prefetches `next`
     // unless it is null. still: every step uses the same 4 KiB of both operands.
     int64_t (*products)(const char* rows, int64_t pairs, const char* stripe, const char* next, bool still);
-    int64_t moe_rows;  // the most routes of a segment of a plan
-    void (*moe_forward)(const gs_moe_args& args, const Plan& plan);
-    void (*moe_backward)(const gs_moe_args& args, const Plan& plan);
+    int64_t moe_rows;  // the most routes of a segment of a grouping
+    void (*moe_forward)(const gs_moe_args& args, const Grouping& grouping);
+    void (*moe_backward)(const gs_moe_args& args, const Grouping& grouping);
 };
 
 // The kernels of the chosen level.

@@ -6,7 +6,8 @@ OLD and NEW are git revisions; without NEW the working tree is read. Every funct
 statement of both sides becomes a syntax tree without imports and docstrings, whose identifiers are blanked. Trees of
 OLD and NEW are then matched, wherever they stand. The output lists
 
-    names     every pair of identifiers (old -> new) of matched trees that differ, with its count
+    names     every pair of identifiers (old -> new) of matched trees that differ, with its count. Both are defined in
+              these files: a name of Python or of a library cannot be renamed, so x.sum() for x.mean() is a change
     changed   the definitions of either side that have no equal on the other
 
 With --strings, the text of string constants is blanked as well: the change may also have rewritten messages.
@@ -101,11 +102,30 @@ def shape(tree: ast.AST, blank_strings: bool) -> tuple[str, tuple[str, ...]]:
     return visit(tree), tuple(words)
 
 
-def renamed_consistently(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
-    """Whether one renaming explains all differences: each name keeps one new name, and no built-in is replaced."""
+def own_names(texts: dict[str, str]) -> set[str]:
+    """The names that these files define or import from one another, which alone can be renamed."""
+    names: set[str] = set()
+    for path, text in texts.items():
+        names.update(Path(path).with_suffix("").parts)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+                names.add(node.name)
+            elif isinstance(node, ast.arg):
+                names.add(node.arg)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.id if isinstance(node, ast.Name) else node.attr)
+            elif isinstance(node, ast.alias):
+                names.add(node.asname or "")
+            elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+                names.add(node.name or "")
+    return names - BUILTINS
+
+
+def renamed_consistently(old: tuple[str, ...], new: tuple[str, ...], own: tuple[set[str], set[str]]) -> bool:
+    """Whether one renaming explains all differences: each name keeps one new name, and all of them are our own."""
     pairs = set(zip(old, new))
     one_to_one = len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
-    return one_to_one and not any(a != b and (a in BUILTINS or b in BUILTINS) for a, b in pairs)
+    return one_to_one and all(a == b or (a in own[0] and b in own[1]) for a, b in pairs)
 
 
 def compare(old: dict[str, str], new: dict[str, str], blank_strings: bool) -> tuple[Counter, list[str], list[str]]:
@@ -120,6 +140,7 @@ def compare(old: dict[str, str], new: dict[str, str], blank_strings: bool) -> tu
         return table
 
     before, after = by_shape(old), by_shape(new)
+    own = own_names(old), own_names(new)
     names: Counter = Counter()
     gone, added = [], []
     for key in before.keys() | after.keys():
@@ -131,7 +152,7 @@ def compare(old: dict[str, str], new: dict[str, str], blank_strings: bool) -> tu
                 right.remove(twin)
         while left and right:  # then those that a renaming makes equal, those that share most names first
             entry = left.pop()
-            twins = [other for other in right if renamed_consistently(entry[1], other[1])]
+            twins = [other for other in right if renamed_consistently(entry[1], other[1], own)]
             if not twins:
                 gone.append(entry[0])
                 continue

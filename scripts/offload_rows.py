@@ -52,7 +52,7 @@ def calls(table: Table) -> str:
             percent(ours.get("bound_share")), percent(ours.get("hardware_share")), percent(ours.get("overlap")),
             *(time(entry.get(peer)) for peer in (*RULES, *PEERS)), verified_text(ours),
         ])  # fmt: skip
-    titles = ["", "ours", "CPU, copied, cached", "of the bound", "of the hardware's", "overlap"]
+    titles = ["", "ours", "CPU, copied, cached", "of the predicted speed", "of the hardware's speed", "overlap"]
     return whole(table, [*titles, *RULES, *PEERS, "verified"], lines, shown) + constants(shown)
 
 

@@ -59,10 +59,10 @@ def name_gradients(result: Any, wanted: tuple[str, ...]) -> dict[str, Tensor | N
     return {n: result.get(n) for n in wanted} if isinstance(result, dict) else dict(zip(wanted, result, strict=True))
 
 
-def _compared(examination: Examination, done: CandidateRun) -> dict[str, bool]:
-    ours = {n: t for n, k, t in done.results() if k != "saved"}
-    plain = _golden(examination, done, None)
-    exact = _golden(examination, done, torch.float64)
+def _compared(examination: Examination, run: CandidateRun) -> dict[str, bool]:
+    ours = {n: t for n, k, t in run.results() if k != "saved"}
+    plain = _golden(examination, run, None)
+    exact = _golden(examination, run, torch.float64)
     pairs = [(t, plain[n], exact[n]) for n, t in ours.items() if n in plain and plain[n] is not None]
     return {
         "assert_close": any(_not_close(y, g) for y, g, _ in pairs),
@@ -72,7 +72,7 @@ def _compared(examination: Examination, done: CandidateRun) -> dict[str, bool]:
     }
 
 
-def _golden(examination: Examination, done: CandidateRun, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
+def _golden(examination: Examination, run: CandidateRun, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
     """Outputs and gradients of the golden in this dtype; None: the dtype of the inputs."""
     target, material = examination.target, examination.material
 
@@ -80,13 +80,13 @@ def _golden(examination: Examination, done: CandidateRun, dtype: torch.dtype | N
         return t.detach().clone() if dtype is None or not t.is_floating_point() else t.detach().to(dtype)
 
     inputs = {n: cast(t) for n, t in material.inputs.items()}
-    wanted = target.wanted_grads(inputs) if target.backward is not None and done.cotangents else ()
+    wanted = target.wanted_grads(inputs) if target.backward is not None and run.cotangents else ()
     for name in wanted:
         inputs[name].requires_grad_()
     supply = {**inputs, **material.scalars}
     result = name_results(target.bound("golden", supply)(supply), target.outputs)
     out: dict[str, Tensor | None] = {n: t.detach() for n, t in result.items() if n not in target.saved}
-    sent = {n: cast(c) for n, c in done.cotangents.items() if n in result}
+    sent = {n: cast(c) for n, c in run.cotangents.items() if n in result}
     if not wanted or not sent:
         return out
     if target.golden_backward is not None:

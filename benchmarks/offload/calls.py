@@ -268,7 +268,7 @@ def _hardware(engine: Engine, layers: Layers, inputs: list[Turn], costs: Costs) 
     for turn in inputs:
         for layer, (_, ids, _) in turn.items():
             counts = torch.bincount(ids.view(-1).cpu(), minlength=layers.shape.E).tolist()
-            times.append(hardware.bound(counts, sorted(engine._caches[layer].resident()), costs))
+            times.append(hardware.predicted_time(counts, sorted(engine._caches[layer].resident()), costs))
     return sum(times) / len(times)
 
 

@@ -42,7 +42,7 @@ def _measured(device: torch.device, threads: int) -> tuple[float, float, float, 
     return read, products, 1e6 * clock(str(device)).copy_rate(), _gpu_products(device)
 
 
-def bound(counts: Sequence[int], cached: Sequence[int], costs: Costs) -> float:
+def predicted_time(counts: Sequence[int], cached: Sequence[int], costs: Costs) -> float:
     """Seconds of the best split, or of streaming the layer where that takes less."""
     return min(plan(counts, cached, costs).predicted, predict_stream(counts, cached, costs))
 

@@ -1,4 +1,4 @@
-"""Rows of `python -m benchmarks.offload`: each figure with its conditions, and its share of two bounds."""
+"""Rows of `python -m benchmarks.offload`: each figure with its conditions, and its share of two predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OffloadRow:
               offload.guard: calls with the guard, `ratio` over calls without; offload.memory: bytes and seconds;
               offload.calibrate: seconds of measuring this machine
     bound_us  the plan's prediction from calibrated costs; hardware_us: from the rates at which this machine reads
-              memory, copies and multiplies. A share is the bound over the median
+              memory, copies and multiplies. A share is the prediction over the median
     overlap   the busiest lane's time over the whole; cpu, link, device_busy: the share of time that each was busy
     on_cpu, copied, cached   average number of experts of a call in each lane
     """

@@ -13,8 +13,8 @@ from .rows import OffloadRow
 
 LEGEND = (
     "[dim]Wall time in microseconds until the device has finished, ways taking turns: one call of the experts (calls, "
-    "guard) or a forward of all layers (steps). split: experts of a call on the CPU, copied, cached. bound: the plan's "
-    "prediction over the median; hardware: the same at the rates that this machine reaches. overlap: the busiest "
+    "guard) or a forward of all layers (steps). split: experts of a call on the CPU, copied, cached. predicted: the "
+    "time that the plan predicts over the median; hardware: the same at this machine's own rates. overlap: the busiest "
     "lane's share of the time. Routing is uniform: hit rates say nothing about a trained router.[/]"
 )
 
@@ -26,7 +26,7 @@ def table(rows: Sequence[OffloadRow]) -> Table:
     title = f"\n{first.op}  {first.shape}  {first.case}  [dim]{first.format}[/]"
     rich_table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     rich_table.add_column("", no_wrap=True)
-    for name in ("median", "split", "bound", "hardware", "overlap", "error"):
+    for name in ("median", "split", "predicted", "hardware", "overlap", "error"):
         rich_table.add_column(name, justify="right", no_wrap=True)
     rich_table.add_column("", no_wrap=True)
     for row in rows:

@@ -1,8 +1,8 @@
-// The entry points of experts.moe: they make the plan of a call and run the kernels of the current level.
+// The entry points of experts.moe: they make the grouping of a call and run the kernels of the current level.
 #include "../error.h"
 #include "../pool.h"
 #include "../table.h"
-#include "plan.h"
+#include "grouping.h"
 
 namespace {
 
@@ -65,7 +65,7 @@ template <class Kernel> gs_status call(const gs_moe_args* args, Kernel kernel) {
         check_extents(*args);
         check_results(*args);
         const gs::Threads threads(args->threads);
-        kernel(*args, gs::Plan(*args, gs::table().moe_rows));
+        kernel(*args, gs::Grouping(*args, gs::table().moe_rows));
     });
 }
 

@@ -8,18 +8,18 @@
 
 namespace gs::GS_LEVEL {
 
-inline void moe_forward(const gs_moe_args& args, const Plan& plan) {
+inline void moe_forward(const gs_moe_args& args, const Grouping& grouping) {
 #if defined(__AMX_BF16__)
-    if (TileCall::takes(args, plan)) return TileForward(args, plan).run();
+    if (TileCall::takes(args, grouping)) return TileForward(args, grouping).run();
 #endif
-    Forward(args, plan).run();
+    Forward(args, grouping).run();
 }
 
-inline void moe_backward(const gs_moe_args& args, const Plan& plan) {
+inline void moe_backward(const gs_moe_args& args, const Grouping& grouping) {
 #if defined(__AMX_BF16__)
-    if (TileCall::takes(args, plan)) return TileBackward(args, plan).run();
+    if (TileCall::takes(args, grouping)) return TileBackward(args, grouping).run();
 #endif
-    Backward(args, plan).run();
+    Backward(args, grouping).run();
 }
 
 }  // namespace gs::GS_LEVEL

@@ -70,10 +70,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """A session that a kernel ends with `os._exit(0)` fails: it runs in a child, which the guard watches."""
-    from .pytest_guard import guarded
+    """A session that a kernel ends with `os._exit(0)` fails: it runs in a child process that the parent watches."""
+    from .pytest_session import run_in_child
 
-    return guarded(config)
+    return run_in_child(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

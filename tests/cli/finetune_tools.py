@@ -97,8 +97,8 @@ def tiny_trainer(steps=6, *, seed=0, grad_accum=1, batch_size=2, limit=None, kin
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parameters)
     stream = RowStream(tiny_documents(), 16, packed=True, seed=seed)
-    plan = TrainingSteps(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
-    return Trainer(model, parameters, stream, plan)
+    training_steps = TrainingSteps(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
+    return Trainer(model, parameters, stream, training_steps)
 
 
 # a run in this process

@@ -313,7 +313,7 @@ def test_a_template_that_drops_tool_calls_or_tools_is_refused(reading):
         ("a.json", '[{"text": "a"},\n{"text" "b"}]', r"a.json, line 2: not JSON: Expecting ':' delimiter"),
         ("a.json", '{"text": "a"}\n{"text" "b"}\n', r"a.json, line 2: not JSON: Expecting ':' delimiter"),
         ("a.csv", "prompt,completion\na,b\na,b,c\n", "a.csv, line 3: not csv that datasets reads: Expected 2 fields"),
-        ("a.csv", "text,text\na,b\n", "a.csv, line 1: the columns 'text', 'text' are not all different"),
+        ("a.csv", "text,text\na,b\n", "a.csv, line 1: two columns have the same name; the columns are 'text', 'text'"),
         ("a.csv", "question,answer\na,b\n", "a.csv, row 1: has the columns 'question', 'answer'; a row is"),
         ("a.csv", 'text\n""\n""\n', "a.csv: nothing in it can be predicted"),
         ("a.parquet", "x", "a.parquet: not parquet that datasets reads: "),
@@ -338,10 +338,10 @@ def test_a_table_of_another_encoding_is_named_with_its_line(tmp_path, tokenizer)
 def test_without_the_packages_text_and_json_lines_work_and_the_rest_names_the_command(reading, monkeypatch):
     original = builtins.__import__
 
-    def missing(name, *words):
+    def missing(name, *words, **named):
         if name.partition(".")[0] in ("datasets", "trl"):
             raise ImportError(name)
-        return original(name, *words)
+        return original(name, *words, **named)
 
     monkeypatch.setattr(builtins, "__import__", missing)
     for rows in ([{"text": "a b"}], PAIRS, [{"messages": CALLING}], [{"instruction": "a", "output": "b"}]):
@@ -351,7 +351,7 @@ def test_without_the_packages_text_and_json_lines_work_and_the_rest_names_the_co
         reading("text\na", "a.csv")
     with pytest.raises(MissingPackage, match=f"Rows with 'conversations' are read with trl, {command}"):
         reading([{"conversations": SHAREGPT}])
-    with pytest.raises(MissingPackage, match=f"in messages are written by trl, {command}"):
+    with pytest.raises(MissingPackage, match=f"that are messages need trl, {command}"):
         reading([{"prompt": MESSAGES[:1], "completion": MESSAGES[1:2]}])
 
 

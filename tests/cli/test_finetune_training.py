@@ -122,8 +122,10 @@ def test_accumulated_small_batches_equal_one_large_batch(batch_size, grad_accum)
 
     def step(table):
         model, by_name = Bigrams(table), {}
-        plan = TrainingSteps(1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0)
-        trainer = Trainer(model, dict(model.named_parameters()), stream, plan)
+        training_steps = TrainingSteps(
+            1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0
+        )
+        trainer = Trainer(model, dict(model.named_parameters()), stream, training_steps)
         trainer.optimizer.step = lambda: by_name.update(gradient=model.table.grad.clone())
         with torch.enable_grad():
             row = trainer.step()

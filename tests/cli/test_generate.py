@@ -67,7 +67,7 @@ def test_the_text_is_the_plain_models_and_statistics_go_to_stderr():
     assert_same_ids(plain, torch.cat((ids, torch.tensor([tokens])), 1), ids, steps=STEPS)
     done = run(SHAKESPEARE, "--prompt", prompt, "--stats")
     assert done.exit_code == 0 and done.stdout == tokenizer.decode(tokens) + "\n", done.stderr
-    for words in ("time to first token", "tokens per second", "hit rate", "limiting lane", "share of the bound"):
+    for words in ("time to first token", "tokens per second", "hit rate", "limiting lane", "of predicted speed"):
         assert words in done.stderr
     assert re.search(r"experts by lane +cpu [1-9]\d*, copied 0, cached 0", done.stderr)
 

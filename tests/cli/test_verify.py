@@ -192,14 +192,14 @@ def test_a_wrong_name_is_answered_with_what_exists(options, message, tmp_path, m
     (tmp_path / "a_folder").mkdir()
     (tmp_path / "a_folder" / "text.txt").write_text("text")
     monkeypatch.chdir(tmp_path)
-    request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
+    request = {"do": "list", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     assert message in VerifyTasks().answer(request | options)["problem"]
 
 
 def test_a_module_that_fails_on_import_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "breaks_on_import.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
-    request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
+    request = {"do": "list", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     problem = VerifyTasks().answer({**request, "names": ["breaks_on_import:target"]})["problem"]
     assert "importing breaks_on_import failed with ValueError: math domain error" in problem
     assert "breaks_on_import.py, line 2" in problem

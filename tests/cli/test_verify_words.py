@@ -91,8 +91,8 @@ def test_a_wrong_declaration_is_reported_with_its_line_in_the_module(monkeypatch
     )
     monkeypatch.chdir(tmp_path)
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    plan = {"do": "plan", "names": ["several_declared:right"], **request}
-    problem = worker_tasks.VerifyTasks().answer(plan)["problem"]
+    request_list = {"do": "list", "names": ["several_declared:right"], **request}
+    problem = worker_tasks.VerifyTasks().answer(request_list)["problem"]
     assert "several_declared:right: a target declaration is wrong (" in problem
     assert f"several_declared.py, line 3): {words}" in problem
     sys.modules.pop("several_declared", None)
@@ -178,17 +178,17 @@ def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_p
     assert (tmp_path / "page.html").read_text().endswith("</html>")
 
 
-def plan(*names):
+def listed(*names):
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    return worker_tasks.VerifyTasks().answer({"do": "plan", "names": list(names), **request})["checks"]
+    return worker_tasks.VerifyTasks().answer({"do": "list", "names": list(names), **request})["checks"]
 
 
 def test_a_target_without_a_name_is_named_as_the_user_typed_it():
-    assert [p["operator"] for p in plan("own_kernels:partial", "own_kernels:target")] == [
+    assert [p["operator"] for p in listed("own_kernels:partial", "own_kernels:target")] == [
         "own_kernels:partial",
         "scaled",
     ]
-    assert [p["operator"] for p in plan("own_kernels:nameless")] == [
+    assert [p["operator"] for p in listed("own_kernels:nameless")] == [
         "own_kernels:nameless#1",
         "own_kernels:nameless#2",
     ]
@@ -202,7 +202,7 @@ def check(name, case, dtype="float32", probes=("values",), backend="", **more):
 
 
 def test_only_kernels_that_ran_in_the_interpreter_are_marked_so():
-    assert plan("own_kernels:target")[0]["how"] == ""
+    assert listed("own_kernels:target")[0]["how"] == ""
     assert check("own_kernels:target", "rows[T=1]")["interpreted"] is False
     if triton_interpreted():
         assert check("mhc.expand", "three_streams", backend="triton")["interpreted"] is True

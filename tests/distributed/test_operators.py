@@ -153,7 +153,7 @@ def test_a_rank_without_experts_is_an_ordinary_rank(pools):
 @pytest.mark.parametrize("mistake, error, texts", [
     ("plain_tensor", "TypeError", ("mhc.post: f is a Tensor", "distribute_tensor(f, mesh)")),
     ("two_meshes", "ValueError", ("mhc.post: f is on", "use one mesh")),
-    ("wrong_shape", "ShapeError", ("f has dim=5, but dim=6 above", "[4, 2, 6]")),
+    ("wrong_shape", "ShapeError", ("f has dim=5, but x has dim=6", "[4, 2, 6]")),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_the_whole_shapes(mistake, error, texts, pools):
     for kind, message in pools(2).run(misuse.message_of, [(mistake,)] * 2):

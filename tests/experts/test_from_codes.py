@@ -94,7 +94,7 @@ def wrong(change, projection, part, form="int4_asym"):
         ("int4_asym", 1, 1, lambda t: t[:, :, :1], ShapeError, "up's scales of expert 0 is .32, 1., but codes"),
         ("int4_asym", 2, 2, lambda t: t + 16, ValueError, "down's zeros of expert 0 is .* a zero point is in 0..15"),
         ("int4_asym", 2, 1, lambda t: t * float("nan"), ValueError, "down's scales of expert 0 is nan at .0, 0."),
-        ("mxfp4", 0, 1, lambda t: t | 255, ValueError, "gate's scales of expert 0 is 255, the NaN of E8M0"),
+        ("mxfp4", 0, 1, lambda t: t | 255, ValueError, "gate's scales of expert 0 holds 255, which means NaN in E8M0"),
         ("fp8_block", 1, 0, lambda t: (t.float() * float("nan")).to(t.dtype), ValueError, "up's codes of exp.* nan"),
         ("fp8_block", 1, 1, lambda t: t[:, :0], ShapeError, "up's scales of expert 0 is .0, 1., but codes"),
     ],

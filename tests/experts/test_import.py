@@ -284,7 +284,14 @@ WRONG = [
     ),
     (*MX, None, 3, lambda t: None, TypeError, "down_scales is None, expected a tensor [E, H, I/32]"),
     (*MX, None, 1, torch.Tensor.float, TypeError, "gate_up_scales is float32, expected one of: uint8"),
-    (*MX, None, 1, put(255, 1, 3, 1), ValueError, "gate_up_scales of expert 1 is 255, the NaN of E8M0, at [3, 1]"),
+    (
+        *MX,
+        None,
+        1,
+        put(255, 1, 3, 1),
+        ValueError,
+        "gate_up_scales of expert 1 holds 255, which means NaN in E8M0, at [3, 1]",
+    ),
     (
         *MX,
         None,

@@ -137,7 +137,7 @@ def test_a_path_that_is_not_a_regular_file_is_refused_before_writing(tmp_path, m
     monkeypatch.setattr(files.tempfile, "mkstemp", None)
     before = sorted(tmp_path.iterdir())
     what = "a folder" if kind == "folder" else "a device, a pipe or a socket"
-    with pytest.raises(OSError, match=rf"PackedExperts\.save: this is {what}, no file; nothing was written"):
+    with pytest.raises(OSError, match=rf"PackedExperts\.save: the path is {what}, not a file; nothing was written"):
         base_of().save(path)
     assert sorted(tmp_path.iterdir()) == before and not path.is_file()
 

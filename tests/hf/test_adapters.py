@@ -268,7 +268,7 @@ def test_new_files_get_the_umask_s_mode_and_replaced_files_keep_theirs(tmp_path)
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_a_folder_with_a_file_s_name_is_refused_before_writing(name, tmp_path):
     (tmp_path / name).mkdir()
-    with pytest.raises(OSError, match=rf"save_adapter: this is a folder, no file; nothing was written.*{name}"):
+    with pytest.raises(OSError, match=rf"save_adapter: the path is a folder, not a file; nothing was written.*{name}"):
         hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 

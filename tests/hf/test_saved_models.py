@@ -90,6 +90,8 @@ def test_a_peft_model_around_a_converted_one_saves_the_lora_of_both(tmp_path):
 def test_experts_that_do_not_fit_into_memory_are_refused_before_anything_is_written(tmp_path, monkeypatch):
     ours = hf.convert(models.model("qwen3_moe"), format="int8")
     monkeypatch.setattr(saving, "free_memory", lambda: 1000)
-    with pytest.raises(MemoryError, match="take 0.0 GiB, and 0.0 GiB of memory are free: goldsmith.hf.save_adapter"):
+    with pytest.raises(
+        MemoryError, match="need 0.0 GiB of memory, but 0.0 GiB are free; use goldsmith.hf.save_adapter"
+    ):
         ours.save_pretrained(tmp_path / "model")
     assert not (tmp_path / "model").exists()

@@ -75,7 +75,7 @@ def test_streams_innermost():
     says(
         ShapeError,
         lambda: post(x=X.mT),
-        "mhc.post: f has dim=7, but dim=4 above",
+        "mhc.post: f has dim=7, but x has dim=4",
         *post_shapes(x="[2, 7, 4]"),
         "use mhc.streams_from_te",
     )
@@ -193,14 +193,14 @@ def test_a_layer_output_or_coefficients_of_the_wrong_shape():
     says(
         ShapeError,
         lambda: post(f=X),
-        "mhc.post: f has batch=[2, 4], but batch=[2] above",
+        "mhc.post: f has batch=[2, 4], but x has batch=[2]",
         *post_shapes(f="[2, 4, 7]"),
         "f has a stream dimension",
     )
     says(
         ShapeError,
         lambda: post(f=F[:, :5]),
-        "mhc.post: f has dim=5, but dim=7 above",
+        "mhc.post: f has dim=5, but x has dim=7",
         *post_shapes(f="[2, 5]"),
         "needs 7 channels per token",
         "has 5",
@@ -208,14 +208,14 @@ def test_a_layer_output_or_coefficients_of_the_wrong_shape():
     says(
         ShapeError,
         lambda: post(h_res=H_RES[:, :3, :3]),
-        "mhc.post: h_res has n=3, but n=4 above",
+        "mhc.post: h_res has n=3, but x has n=4",
         *post_shapes(h_res="[2, 3, 3]"),
         "one row per stream of x",
     )
     says(
         ShapeError,
         lambda: post(h_res=H_RES.flatten(-2)),
-        "mhc.post: h_res has batch=[], but batch=[2] above",
+        "mhc.post: h_res has batch=[], but x has batch=[2]",
         *post_shapes(h_res="[2, 16]"),
         "h_res.unflatten(-1, (4, 4))",
     )
@@ -226,7 +226,7 @@ def test_leading_dimensions_are_never_broadcast(name, value):
     says(
         ShapeError,
         lambda: post(**{name: value}),
-        f"mhc.post: {name} has batch=[1], but batch=[2] above",
+        f"mhc.post: {name} has batch=[1], but x has batch=[2]",
         *post_shapes(**{name: str(list(value.shape))}),
         "nothing is broadcast",
     )
@@ -236,7 +236,7 @@ def test_matrices_that_are_not_square():
     says(
         ShapeError,
         lambda: mhc.sinkhorn(torch.randn(3, 4)),
-        "mhc.sinkhorn: logits has n=4, but n=3 above",
+        "mhc.sinkhorn: logits has n=3 and n=4, which must be equal",
         "  logits: [3, 4], expected [*batch, n, n]",
         "square",
     )
@@ -247,7 +247,7 @@ def test_pre_backward_checks_its_shapes():
     says(
         ShapeError,
         lambda: mhc.pre_backward(F, H_POST, H_RES, X, PHI, ALPHA, **saved),
-        "mhc.pre_backward: h_mix has mixes=23, but mixes=24 above",
+        "mhc.pre_backward: h_mix has mixes=23, but phi has mixes=24",
         "  x:           [2, 4, 7], expected [*batch, n, dim]",
         "  phi:         [24, 28],  expected [mixes, features]",
         "  grad_h_in:   [2, 7],    expected [*batch, dim]",

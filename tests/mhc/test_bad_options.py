@@ -106,7 +106,7 @@ def test_bad_arguments_of_a_connection():
     for recompute in (False, True):
         bad = connection(norm=lambda h: (h,), recompute=recompute)
         says(TypeError, lambda bad=bad: bad(X), f"{name}: norm returned a tuple, expected one tensor")
-    with pytest.raises(ShapeError, match="f has dim=5, but dim=7 above"):
+    with pytest.raises(ShapeError, match="f has dim=5, but x has dim=7"):
         connection(layer=nn.Linear(7, 5))(X)
     known = "choose one of: None, torch.bfloat16, torch.float16, torch.float32"
     says(

@@ -136,7 +136,7 @@ def test_rates_alone_predict_times_that_no_lane_reaches(calibrated):
     )  # fmt: skip
     before, now = plan(counts, (), rates), plan(counts, (), costs)
     was, measured = (machine.truth(counts, set(entry.copied)) for entry in (before, now))
-    assert before.predicted < 0.8 * was  # "80 % of the bound" could not be reached
+    assert before.predicted < 0.8 * was  # 80 % of the predicted speed could not be reached
     assert measured < 0.9 * was and len(now.cpu) < len(before.cpu)
 
 

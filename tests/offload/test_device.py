@@ -105,7 +105,7 @@ def test_the_cpu_lane_computes_the_same_rows_as_without_a_gpu(small, ids):
 def test_a_prompt_wakes_none_of_torchs_threads(small):
     """Woken threads take cores from the CPU lane: 512 tokens took 18 ms with a gather of torch, 13 without."""
     x, ids, weights = stores.call(small, 0, 70, 2, dtype=torch.float32)
-    ids[3, 1] = 3  # a skipped slot
+    ids[3, 1] = 3  # a skipped route
     with engine_of(small) as engine:
         wanted = engine(0, x, ids, weights)
         with Seen() as seen:

@@ -130,7 +130,7 @@ def test_an_id_beyond_32_bits_is_not_truncated(engine, store):
         engine(1, x, ids, weights)
 
 
-def test_skipped_slots_are_not_read(engine, store):
+def test_skipped_routes_are_not_read(engine, store):
     x, ids, weights = stores.call(store, 1, 4, 2)
     wanted = engine(1, x, ids, torch.stack([weights[:, 0], torch.zeros(4)], 1))
     for skipped in (-1, 6):
@@ -299,3 +299,10 @@ def test_default_dtype_and_device_change_nothing(store, lanes, dtype):
             assert torch.equal(run(), usual)
     finally:
         torch.set_default_dtype(before)
+
+
+def test_the_old_name_of_an_argument_still_works_with_a_warning(engine):
+    with pytest.warns(DeprecationWarning, match="end_forward: the argument 'made' is now called 'output'"):
+        engine.end_forward(made=None)
+    with pytest.raises(TypeError, match="made"):
+        engine.end_forward(made=None, output=None)

@@ -136,7 +136,7 @@ def test_a_real_overflow_is_found_in_the_stage_where_it_happens(tmp_path, stage,
     with engine_of(store) as engine:
         report = report_of(engine, 0, x * x_scale, ids, weights)
     assert (report.stage, report.cause) == (stage, "overflow")
-    assert "a replay reproduces it" in report.evidence[0] and "max |" in report.evidence[0]
+    assert "a recomputation gives it again" in report.evidence[0] and "max |" in report.evidence[0]
 
 
 def test_sums_beyond_the_dtype_are_an_overflow_of_the_merge(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.guard.replay import stages
+from goldsmith.offload.guard.recomputation import stages
 from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
@@ -200,14 +200,14 @@ def test_a_nan_after_the_last_experts_is_reported_once_and_only_if_they_are_clea
             engine.end_forward(torch.tensor([nan]))  # the raised pass is over
 
 
-# -- the replay equals the computation
+# -- the recomputation equals the computation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", [
     {}, {"bias": True, "activation": "swiglu_oai", "limit": 0.5}, {"activation": "gelu_tanh"},
 ], ids=["silu", "gpt_oss", "gelu"])  # fmt: skip
-def test_a_replay_computes_the_rows_of_the_lanes(tmp_path, options, dtype):
+def test_a_recomputation_computes_the_rows_of_the_lanes(tmp_path, options, dtype):
     store = stores.build(tmp_path / "a.store", layers=(0,), **options)
     x = torch.randn(5, store.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     with Engine(store, device="cpu") as engine:
@@ -217,7 +217,7 @@ def test_a_replay_computes_the_rows_of_the_lanes(tmp_path, options, dtype):
     assert last == "down" and float((result - rows).abs().max()) <= 2 * step
 
 
-def test_a_replay_rounds_where_the_kernels_do():
+def test_a_recomputation_rounds_where_the_kernels_do():
     """For bfloat16, g, u and h are bfloat16, whose largest number is 3.39e38; for float16 they are not float16."""
     options = {"activation": "relu2", "alpha": 1.0, "limit": None}
     for dtype, finite in ((torch.bfloat16, False), (torch.float32, True)):

@@ -35,7 +35,7 @@ HAZARDS = {
         ("test_store_publish", "a_builder_killed_at_any_byte")),
     8: ("groups are padded", ("test_hazards", "8_an_expert_with_one_token_next_to_one_with_a_thousand")),
     9: ("ids are out of range", ("test_engine", "an_id_out_of_range_is_named_before_any_lane_starts")),
-    10: ("a weight of 0 does not clear a NaN", ("test_engine", "skipped_slots_are_not_read")),
+    10: ("a weight of 0 does not clear a NaN", ("test_engine", "skipped_routes_are_not_read")),
     11: ("float16 overflows inside", ("test_gpu", "float16_does_not_overflow_inside"),
          ("test_hazards", "11_float16_does_not_overflow_between_its_ends")),
     12: ("ids go through a pool of another dtype", ("test_engine", "integer_ids_and_float32_weights_keep_every_bit"),

@@ -36,7 +36,7 @@ def prefill(make, T):
     return inputs(make, T)
 
 
-@assay.case(T=[9], kind=["holes", "twice"], why="slots that are skipped, an expert twice in a row")
+@assay.case(T=[9], kind=["holes", "twice"], why="routes that are skipped, an expert twice in a row")
 def odd(make, T, kind):
     return inputs(make, T, kind=kind)
 
@@ -133,7 +133,7 @@ def test_strides_and_integer_widths_change_nothing(store_of):
         assert torch.equal(engine(0, x, ids, weights), y)  # the result is a fresh tensor
 
 
-def test_the_merge_adds_in_the_order_of_the_slots(store_of):
+def test_the_merge_adds_in_the_order_of_the_ids(store_of):
     """In float32 the order of k sums shows in the last bits; the engine's is j = 0..k-1, each product rounded first."""
     store = store_of("fp32", dtype=torch.float32)
     x, ids, weights = stores.call(store, 0, 50, 6, dtype=torch.float32)

@@ -120,7 +120,7 @@ def test_a_model_without_experts_or_with_one_module_for_each_is_refused():
 
 def test_foreign_changes_to_a_model_are_refused_with_advice():
     converted = hf.convert(models.model("mixtral"))
-    with pytest.raises(UnsupportedModel, match="MixtralForCausalLM are packed by goldsmith.hf.convert"):
+    with pytest.raises(UnsupportedModel, match="MixtralForCausalLM were packed by goldsmith.hf.convert already"):
         offload(converted)
     hooked = models.model("mixtral")
     hooked.model.layers[0]._hf_hook = object()

@@ -49,7 +49,7 @@ def test_a_prompts_routes_are_sorted_without_torchs_threads():
         counts, _ = call_checks.count_tokens(0, ids, 12)
         route_order.sort_routes(ids, counts, [3, 5])
         assert not seen.names
-        ids[0, 0] = 12  # and one that skips its slot
+        ids[0, 0] = 12  # and one that stands for no expert
     seen.names.clear()
     with seen:
         assert call_checks.count_tokens(0, ids, 12)[1] and not seen.names

@@ -106,7 +106,7 @@ def test_the_explanation_names_budget_lanes_and_costs(store):
     assert "memory: the device is the CPU" in text
     assert re.search(r"decode .* ms per layer .*limited by \w+; cpu 2x: \+\d+ %, link 2x: \+\d+ %", text)
     assert re.search(r"prefill .* limited by", text) and "link and CPU break even at" in text
-    assert re.search(r"so far +3 calls, .* ms predicted \(\d+ % of the bound\), hit rate \d+ %", text)
+    assert re.search(r"so far +3 calls, .* ms predicted \(\d+ % of the predicted speed\), hit rate \d+ %", text)
     assert facts["budget"]["total"] == spending.total and facts["costs"]["link_bytes_per_s"] == 1e9
     assert facts["stream_tokens_per_expert"] == pytest.approx(1e11 * facts["costs"]["expert_bytes"] / 12288 / 1e9)
     assert json.loads(json.dumps(facts)) == facts

@@ -23,8 +23,8 @@ BELOW = {
     "hf": {"core", "assay", "offload", "distributed", *FAMILIES},
     "cli": {"core", "assay", "offload", "distributed", "hf", *FAMILIES},
     "__main__": {"cli"},
-    "pytest_plugin": {"assay", "cli", "pytest_guard"},  # inside functions only: pytest imports it at every start
-    "pytest_guard": set(),
+    "pytest_plugin": {"assay", "cli", "pytest_session"},  # inside functions only: pytest imports it at every start
+    "pytest_session": set(),
 }
 TRIALS = ("cases", "_cases", "benchmarks")  # modules of a family that describe trials, and so may import the assay
 

@@ -16,6 +16,9 @@ def f(x, y):
     """Doc."""
     return max(x, y)
 
+def h(x, y):
+    return torch.sin(x) + y.sum()
+
 class C:
     def m(self):
         return "text"
@@ -26,6 +29,7 @@ OLD = {"a.py": SOURCE}
 def test_a_moved_renamed_and_redocumented_function_is_equal():
     new = {
         "b.py": "def g(left, right):\n    return max(left, right)\n",
+        "d.py": "def h(a, b):\n    return torch.sin(a) + b.sum()\n",
         "c.py": 'class D:\n    """Other."""\n\n    def n(self):\n        return "text"\n',
     }
     names, gone, added = compare(OLD, new, False)
@@ -39,6 +43,9 @@ def test_a_moved_renamed_and_redocumented_function_is_equal():
         ("max(x, y)", "min(x, y)"),
         ("max(x, y)", "max(x, x)"),
         ("max(x, y)", "max(x, y, 1)"),
+        ("max(x, y)", "x.max(y)"),
+        ("torch.sin(x)", "torch.cos(x)"),
+        ("y.sum()", "y.mean()"),
         ('"text"', '"other"'),
     ],
 )

@@ -15,8 +15,8 @@ public:
           on_(call.args.int8 > 0),
           gate_(on_ ? Groups::of(call.args.slices[0].gate) : Groups{}),
           x_(reserve(call.args.tokens, gate_.parts())),
-          sheet_(reserve(call.plan.routes, gate_.parts())),
-          h_(reserve(call.plan.routes, parts_of_down(call.args.slice_count))),
+          sheet_(reserve(call.grouping.routes, gate_.parts())),
+          h_(reserve(call.grouping.routes, parts_of_down(call.args.slice_count))),
           words_(call.arena.each<uint32_t>(on_ ? PART / OCTETS * STRIPE : 0)),
           weights_(call.arena.each<float>(on_ ? PART / UNIT * STRIPE : 0)),
           partial_(call.arena.each<int32_t>(on_ ? 2 * ROWS * STRIPE : 0)) {}
@@ -29,22 +29,22 @@ public:
             for (int64_t t = item * rows; t < call_.args.tokens && t < (item + 1) * rows; ++t)
                 round(call_.x, t * call_.slots, 0, call_.outer, gate_, x_, 0, t);
         });
-        // copy to the order of the plan, because every block of 32 features of g and u reads these rows
-        parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
-            const Segment& s = call_.plan.segments[item];
+        // copy to the order of the grouping, because every block of 32 features of g and u reads these rows
+        parallel_for(call_.grouping.segment_count, [&](int64_t item, int) {
+            const Segment& s = call_.grouping.segments[item];
             for (int64_t place = s.begin; place < s.begin + s.count; ++place)
                 gate_.each_part([&](const Part& part, const Part&) {
                     const size_t bytes = offsetof(Lot, groups) + static_cast<size_t>(part.groups) * sizeof(Lot::Group);
-                    std::memcpy(sheet_.at(part.index, place), x_.at(part.index, call_.plan.order[place] / call_.slots),
-                                bytes);
+                    std::memcpy(sheet_.at(part.index, place),
+                                x_.at(part.index, call_.grouping.order[place] / call_.slots), bytes);
                 });
         });
     }
 
-    // Rounds the rows of h, which are in the order of the plan.
+    // Rounds the rows of h, which are in the order of the groups.
     void round_h(const Rows& h) const {
-        parallel_for(call_.plan.segment_count, [&](int64_t item, int) {
-            const Segment& s = call_.plan.segments[item];
+        parallel_for(call_.grouping.segment_count, [&](int64_t item, int) {
+            const Segment& s = call_.grouping.segments[item];
             for (int64_t place = s.begin; place < s.begin + s.count; ++place)
                 for (int64_t i = 0; i < call_.args.slice_count; ++i) {
                     const gs_slice& slice = call_.args.slices[i];

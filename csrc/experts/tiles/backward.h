@@ -20,13 +20,13 @@ struct TileBackward : TileCall {
     const Region<char> x_data, dy_data, h_data, dg_data, du_data, scaled_dg, scaled_du, scaled_dy, tiles;
     const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
     const Region<float> shares;   // [places, inner_blocks]: terms of dw
-    const Region<float> weights;  // in the order of the plan
+    const Region<float> weights;  // in the order of the groups
     const Region<float> lines, turned, result;
     const Region<Link> links;
     const Region<BlockScales> scales;
     const TileSums lora;
 
-    TileBackward(const gs_moe_args& a, const Plan& p)
+    TileBackward(const gs_moe_args& a, const Grouping& p)
         : TileCall(a, p),
           dy(rows_of(a.dy, a.hidden, a.slots)),
           columns(columns_at_once()),
@@ -65,11 +65,11 @@ struct TileBackward : TileCall {
             [&](int64_t part, int64_t from, int64_t to, int worker) { lay(part, from, to, worker); },
             [&](int64_t part, int64_t begin, int64_t end, int worker) { inside(part, begin, end, worker); });
         if (given(args.dweights)) skipped();
-        for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
+        for (int64_t chunk = 0; chunk < grouping.chunk_count; ++chunk)
             if (given(args.dx))
-                for (int64_t col = 0; col < outer; col += columns) give(plan.chunks[chunk], col);
+                for (int64_t col = 0; col < outer; col += columns) give(grouping.chunks[chunk], col);
             else
-                in_halves(plan.chunks[chunk].first, plan.chunks[chunk].last,
+                in_halves(grouping.chunks[chunk].first, grouping.chunks[chunk].last,
                           [&](int64_t part, int64_t from, int64_t to, int worker) { narrow(part, from, to, worker); });
         const TileSums::Rows xrows{xs(), outer, false, false}, dyrows{dys(), outer, true, false},
             hrows{hs(), inner, false, true}, dgrows{dgs(), inner, true, true}, durows{dus(), inner, true, true};
@@ -87,9 +87,9 @@ struct TileBackward : TileCall {
 
 private:
     void lay(int64_t part, int64_t from, int64_t to, int worker) const {
-        const int64_t e = plan.parts[part].expert;
+        const int64_t e = grouping.parts[part].expert;
         each_group(part, from, to, [&](int64_t, int64_t place, int64_t count) {
-            for (int64_t i = place; i < place + count; ++i) weights.data()[i] = weight_at(args, plan.order[i]);
+            for (int64_t i = place; i < place + count; ++i) weights.data()[i] = weight_at(args, grouping.order[i]);
         });
         fill(dy, dys(), true, part, from, to);
         if (want_x) fill(x, xs(), false, part, from, to);
@@ -105,7 +105,7 @@ private:
     }
 
     void narrow(int64_t part, int64_t from, int64_t to, int worker) const {
-        const int64_t e = plan.parts[part].expert;
+        const int64_t e = grouping.parts[part].expert;
         if (given(args.dweights)) write_weight_gradients(part, from, to);
         if (ranks(args.gate))
             thin(part, from, to, dgs(), true, factor_of(args.gate.b, e), inner, true, ranks(args.gate), worker,
@@ -127,7 +127,7 @@ private:
     Sheet dgs_times() const { return gate_folded ? Sheet{scaled_dg.data(), inner_blocks} : dgs(); }
     Sheet dus_times() const { return gate_folded ? Sheet{scaled_du.data(), inner_blocks} : dus(); }
     Region<float> thin_of(const gs_lora& factors, bool wanted) {
-        return arena.shared<float>(wanted ? plan.routes * ranks(factors) : 0);
+        return arena.shared<float>(wanted ? grouping.routes * ranks(factors) : 0);
     }
 
     // Bytes for a part's rows of dy times the scales of down's rows.
@@ -136,7 +136,7 @@ private:
         for (int64_t i = 0; i < args.slice_count; ++i)
             if (left_way(args.slices[i].down) == FOLDED)
                 for (int64_t part = 0; part < parts; ++part) {
-                    const int64_t here = (plan.parts[part].count + 31) / 32;
+                    const int64_t here = (grouping.parts[part].count + 31) / 32;
                     pairs = here > pairs ? here : pairs;
                 }
         return pairs * outer_blocks * FOLDED_CUTS * 2 * TILE_BYTES;
@@ -155,7 +155,7 @@ private:
 
     // Computes blocks [begin, end) of 32 features for all rows of a part.
     void inside(int64_t part, int64_t begin, int64_t end, int worker) const {
-        const Segment& s = plan.parts[part];
+        const Segment& s = grouping.parts[part];
         const Sheet rows = dys();
         const int64_t all = groups_of(part), pairs = (all + 1) / 2, r = ranks(args.down);
         float *sum = sums(worker), *v = turned.data(worker);
@@ -182,7 +182,7 @@ private:
                 link.first = rows.tile(group, 0), link.second = rows.tile(group + (two ? 1 : 0), 0);
                 for (int64_t i = place; i < place + count; ++i)
                     for (const gs_tensor* t : {&args.g, &args.u})
-                        __builtin_prefetch(static_cast<const uint16_t*>(t->data) + plan.order[i] * inner + c.begin);
+                        __builtin_prefetch(static_cast<const uint16_t*>(t->data) + grouping.order[i] * inner + c.begin);
                 if (way == FOLDED) {
                     link.first = scaled_dy.data(worker) + pair * scaled_step(), link.second = link.first + TILE_BYTES;
                     link.right_step = FOLDED_CUTS * 2 * TILE_BYTES;
@@ -206,7 +206,7 @@ private:
         const Sheet rows = dys();
         const int64_t all = groups_of(part), group = groups.data()[part];
         for (int64_t g = 0; g < all; g += 2)
-            fold_scales(m, plan.parts[part].expert, rows.tile(group + g, 0),
+            fold_scales(m, grouping.parts[part].expert, rows.tile(group + g, 0),
                         g + 1 < all ? rows.tile(group + g + 1, 0) : nullptr, outer_blocks,
                         scaled_dy.data(worker) + g / 2 * scaled_step());
     }
@@ -236,7 +236,7 @@ private:
                     _mm512_store_si512(line, _mm512_setzero_si512());
                 continue;
             }
-            const int64_t route = plan.order[place + i], at = route * inner + c.begin;
+            const int64_t route = grouping.order[place + i], at = route * inner + c.begin;
             const __m512i g = _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.g.data) + at),
                           u = _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(args.u.data) + at);
             const Floats w = all(weights.data()[place + i]), low = load(v), high = load(v + 16);
@@ -270,10 +270,10 @@ private:
         const Factor out = matrix_of(args.dweights);
         each_group(part, from, until, [&](int64_t, int64_t place, int64_t count) {
             for (int64_t i = place; i < place + count; ++i) {
-                const int64_t route = plan.order[i];
+                const int64_t route = grouping.order[i];
                 float total = 0;
                 for (int64_t k = 0; k < inner_blocks; ++k) total += shares.data()[i * inner_blocks + k];
-                if (given(args.down_bias)) total += dot_bias(args, dy, plan.parts[part].expert, route);
+                if (given(args.down_bias)) total += dot_bias(args, dy, grouping.parts[part].expert, route);
                 out.put(route / slots, route % slots, total);
             }
         });
@@ -300,11 +300,11 @@ private:
 
     // Address of a column of the result for the route at a place.
     float* row_of(const Chunk& chunk, int64_t place, int64_t col) const {
-        return result.data() + (plan.order[place] - chunk.begin * slots) * columns + col;
+        return result.data() + (grouping.order[place] - chunk.begin * slots) * columns + col;
     }
 
     void write_rows(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
-        const Segment& s = plan.parts[part];
+        const Segment& s = grouping.parts[part];
         const int64_t all = groups_of(part), pairs = (all + 1) / 2;
         float *sum = sums(worker), *rows = turned.data(worker), *gate_lines = lines.data(worker),
               *up_lines = gate_lines + 32 * ranks(args.gate);

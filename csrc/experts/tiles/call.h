@@ -1,5 +1,5 @@
 // The state and shared steps of a call whose products all use tiles: bfloat16 rows, LoRA without dropout, a frozen
-// base. An item belongs to a part of the plan (the routes of an expert in a chunk of tokens), whose rows stay in L2
+// base. An item belongs to a part of the grouping (the routes of an expert in a chunk of tokens), whose rows stay in L2
 // while the weights are streamed.
 #pragma once
 
@@ -25,7 +25,7 @@ struct Strip {
 
 struct TileCall {
     const gs_moe_args& args;
-    const Plan& plan;
+    const Grouping& grouping;
     const int64_t outer, inner, slots, parts;
     const int64_t outer_blocks, inner_blocks;
     const Rows x;
@@ -34,14 +34,14 @@ struct TileCall {
     const Region<Progress> progress;
 
     // Whether the call uses tiles. With fewer rows per expert, codes are multiplied as they arrive from memory.
-    static bool takes(const gs_moe_args& a, const Plan& p) {
+    static bool takes(const gs_moe_args& a, const Grouping& p) {
         return p.routes > LEAST * p.segment_count && a.x.dtype == GS_BF16 && !a.int8 && a.dropout == 0 &&
                !given(a.dgate_up) && !given(a.ddown) && !given(a.dgate_up_bias) && !given(a.ddown_bias);
     }
 
-    TileCall(const gs_moe_args& a, const Plan& p)
+    TileCall(const gs_moe_args& a, const Grouping& p)
         : args(a),
-          plan(p),
+          grouping(p),
           outer(a.hidden),
           inner(a.intermediate),
           slots(a.slots),
@@ -57,11 +57,11 @@ struct TileCall {
     void number_groups() const {
         int64_t* begin = groups.data();
         begin[0] = 0;
-        for (int64_t i = 0; i < parts; ++i) begin[i + 1] = begin[i] + (plan.parts[i].count + 15) / 16;
+        for (int64_t i = 0; i < parts; ++i) begin[i + 1] = begin[i] + (grouping.parts[i].count + 15) / 16;
     }
     int64_t all_groups() const {
         int64_t count = 0;
-        for (int64_t i = 0; i < parts; ++i) count += (plan.parts[i].count + 15) / 16;
+        for (int64_t i = 0; i < parts; ++i) count += (grouping.parts[i].count + 15) / 16;
         return count;
     }
 
@@ -93,7 +93,7 @@ struct TileCall {
 
     // Calls action(group, first place, rows) for each 16 rows of a part.
     template <class Action> void each_group(int64_t part, int64_t from, int64_t to, const Action& action) const {
-        const Segment& s = plan.parts[part];
+        const Segment& s = grouping.parts[part];
         for (int64_t g = from; g < to; ++g) {
             const int64_t place = s.begin + 16 * g, left = s.begin + s.count - place;
             action(groups.data()[part] + g, place, left < 16 ? left : 16);
@@ -104,7 +104,7 @@ struct TileCall {
     void fill(const Rows& rows, const Sheet& to, bool turned, int64_t part, int64_t from, int64_t until) const {
         each_group(part, from, until, [&](int64_t group, int64_t place, int64_t count) {
             const char* lines[16] = {};
-            for (int64_t i = 0; i < count; ++i) lines[i] = rows.at(plan.order[place + i], 0);
+            for (int64_t i = 0; i < count; ++i) lines[i] = rows.at(grouping.order[place + i], 0);
             if (turned)
                 fill_turned(lines, rows.columns, to, group);
             else
@@ -117,7 +117,7 @@ struct TileCall {
     void thin(int64_t part, int64_t from, int64_t until, const Sheet& rows, bool turned, const Factor& factor,
               int64_t depth, bool sliced, int64_t ranks, int worker, float* out) const {
         const int cuts = factor.bf16 ? 1 : 3;
-        const Segment& s = plan.parts[part];
+        const Segment& s = grouping.parts[part];
         char* const weights = thin_weights_.data(worker);
         float* const sums = sums_.data(worker);
         for (int64_t first = 0; first < ranks; first += 16) {
@@ -349,7 +349,7 @@ struct TileCall {
 
     // Number of result columns that are computed before summing: all, if memory allows.
     int64_t columns_at_once() const {
-        const int64_t bytes = 4 * outer * plan.chunk_routes, wanted = (bytes + RESULT_BYTES - 1) / RESULT_BYTES,
+        const int64_t bytes = 4 * outer * grouping.chunk_routes, wanted = (bytes + RESULT_BYTES - 1) / RESULT_BYTES,
                       most = (outer_blocks + 7) / 8,
                       times = wanted < 1      ? 1
                               : wanted < most ? wanted

@@ -17,7 +17,7 @@ struct TileForward : TileCall {
     const Region<float> gate_thin, up_thin, down_thin, lines;
     const Region<float> result;  // [slots of a chunk][columns]
 
-    TileForward(const gs_moe_args& a, const Plan& p)
+    TileForward(const gs_moe_args& a, const Grouping& p)
         : TileCall(a, p),
           columns(given(a.rows) ? outer_blocks * 32 : columns_at_once()),
           x_data(sheet(outer_blocks)),
@@ -43,14 +43,14 @@ struct TileForward : TileCall {
             0, parts, split(parts, inner_blocks, 4),
             [&](int64_t part, int64_t from, int64_t to, int worker) { lay(part, from, to, worker); },
             [&](int64_t part, int64_t begin, int64_t end, int worker) { hidden(part, begin, end, worker); });
-        for (int64_t chunk = 0; chunk < plan.chunk_count; ++chunk)
-            for (int64_t col = 0; col < outer; col += columns) give(plan.chunks[chunk], col);
+        for (int64_t chunk = 0; chunk < grouping.chunk_count; ++chunk)
+            for (int64_t col = 0; col < outer; col += columns) give(grouping.chunks[chunk], col);
         arena.check();
     }
 
 private:
     void lay(int64_t part, int64_t from, int64_t to, int worker) const {
-        const int64_t expert = plan.parts[part].expert;
+        const int64_t expert = grouping.parts[part].expert;
         fill(x, xs(), false, part, from, to);
         if (ranks(args.gate))
             thin(part, from, to, xs(), false, transposed(factor_of(args.gate.a, expert)), outer, false,
@@ -87,7 +87,7 @@ private:
     // Zeroes the saved rows of skipped slots: they are never used, but they are outputs.
     void skipped() const {
         const size_t bytes = static_cast<size_t>(inner) * 2;
-        if (!given(args.g) || plan.routes == args.tokens * slots) return;
+        if (!given(args.g) || grouping.routes == args.tokens * slots) return;
         for (int64_t route = 0; route < args.tokens * slots; ++route)
             if (id_at(args, route) < 0)
                 for (const gs_tensor* t : {&args.g, &args.u})
@@ -96,7 +96,7 @@ private:
 
     // Computes blocks [begin, end) of 32 features for all rows of a part.
     void hidden(int64_t part, int64_t begin, int64_t end, int worker) const {
-        const Segment& s = plan.parts[part];
+        const Segment& s = grouping.parts[part];
         const Sheet rows = xs();
         const int64_t all = groups_of(part), pairs = (all + 1) / 2;
         float *g = sums(worker), *u = g + 32 * 32, *gate_lines = lines.data(worker),
@@ -161,7 +161,7 @@ private:
             if (given(args.gate_up_bias))
                 for (int64_t j = 0; j < c.width; ++j)
                     g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
-            const int64_t at = plan.order[place + i] * inner + c.begin;
+            const int64_t at = grouping.order[place + i] * inner + c.begin;
             const __m512i gs = rounded_row(load(g), load(g + 16)), us = rounded_row(load(u), load(u + 16));
             if (given(args.g)) {
                 save(static_cast<uint16_t*>(args.g.data) + at, mask, gs);
@@ -189,7 +189,7 @@ private:
             chunk.first, chunk.last, split(count, (width + 31) / 32, 4),
             [&](int64_t part, int64_t from, int64_t to, int worker) {
                 if (ranks(args.down) && col == 0)
-                    thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, plan.parts[part].expert)),
+                    thin(part, from, to, hs(), false, transposed(factor_of(args.down.a, grouping.parts[part].expert)),
                          inner, true, ranks(args.down), worker, down_thin.data());
             },
             [&](int64_t part, int64_t begin, int64_t end, int worker) {
@@ -207,7 +207,7 @@ private:
     }
 
     void output(const Chunk& chunk, int64_t part, int64_t col, int64_t begin, int64_t end, int worker) const {
-        const Segment& s = plan.parts[part];
+        const Segment& s = grouping.parts[part];
         const Sheet rows = hs();
         const int64_t all = groups_of(part), pairs = (all + 1) / 2;
         float *sum = sums(worker), *down_lines = lines.data(worker);
@@ -247,7 +247,7 @@ private:
 
     // Address for the route at a place of output column `at`, which is column `col` of the result.
     float* row_of(const Chunk& chunk, int64_t place, int64_t at, int64_t col) const {
-        const int64_t route = plan.order[place];
+        const int64_t route = grouping.order[place];
         return given(args.rows) ? static_cast<float*>(args.rows.data) + route * outer + at
                                 : result.data() + (route - chunk.begin * slots) * columns + col;
     }

@@ -48,14 +48,14 @@ private:
         const int64_t ranks = call_.ranks(*p.lora), blocks = p.rows.sheet.blocks;
         float* const total = total_.data(worker);
         const float scale = static_cast<float>(p.lora->scale);
-        if (call_.plan.expert[expert] == call_.plan.expert[expert + 1]) {
+        if (call_.grouping.expert[expert] == call_.grouping.expert[expert + 1]) {
             clear(straight, p.out->sizes[1], p.out->sizes[2]);
             return;
         }
         for (int64_t first = 0; first < ranks; first += 16) {
             std::memset(total, 0, static_cast<size_t>(blocks) * 4096);
             for (int64_t part = 0; part < call_.parts; ++part)
-                if (call_.plan.parts[part].expert == expert)
+                if (call_.grouping.parts[part].expert == expert)
                     for (int64_t g = 0; g < call_.groups_of(part); g += 2 * PAIRS)
                         add(p, part, g, first, ranks, total, worker);
             const int64_t height = ranks - first < 16 ? ranks - first : 16;
@@ -104,13 +104,13 @@ private:
     void lay_thin(const Product& p, int64_t part, int64_t g, int64_t pairs, int64_t first, int64_t ranks,
                   char* out) const {
         const Cutter cutter;
-        const Segment& s = call_.plan.parts[part];
+        const Segment& s = call_.grouping.parts[part];
         const __mmask16 mask = static_cast<__mmask16>(columns_mask(first, ranks < first + 16 ? ranks : first + 16));
         const auto row = [&](int64_t i) {
             if (i >= s.count) return _mm512_setzero_ps();
             const __m512 values = _mm512_maskz_loadu_ps(mask, p.thin + (s.begin + i) * ranks + first);
             if (!p.weighed) return values;
-            return _mm512_mul_ps(values, _mm512_set1_ps(weight_at(call_.args, call_.plan.order[s.begin + i])));
+            return _mm512_mul_ps(values, _mm512_set1_ps(weight_at(call_.args, call_.grouping.order[s.begin + i])));
         };
         alignas(64) uint32_t words[MOST_CUTS][16][16];
         for (int64_t pair = 0; pair < pairs; ++pair) {

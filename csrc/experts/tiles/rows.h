@@ -1,4 +1,4 @@
-// bfloat16 rows stored as whole tiles of 16 rows by 32 columns, in the order of the plan: unchanged for the left side
+// bfloat16 rows stored as whole tiles of 16 rows by 32 columns, in the order of the groups: unchanged for the left side
 // of a product, or transposed for the right side, with columns n and n + 16 of a row in one word. Missing rows are 0.
 #pragma once
 

@@ -17,13 +17,13 @@ struct Backward : Call {
     const int down_span, gate_span;
     const int64_t inner_pieces, dx_panels;
     const int64_t pieces_at_once, panels_at_once;  // pieces and panels that one item computes
-    // in the order of the plan: [places, ranks] and [places, I]
+    // in the order of the groups: [places, ranks] and [places, I]
     const Region<float> x_gate, x_up, h_down, dy_down, dg_gate, du_up;
     const Region<float> parts;  // [places, inner_pieces]: terms of dw
     const Region<char> h, dg, du;
     const Region<float> rows;
 
-    Backward(const gs_moe_args& a, const Plan& p)
+    Backward(const gs_moe_args& a, const Grouping& p)
         : Call(a, p),
           dy(rows_of(a.dy, a.hidden, a.slots)),
           down_span(span(a.slices[0].down.format)),
@@ -50,19 +50,19 @@ struct Backward : Call {
         fill_sheet(dy, true);
         first_thin();
         const int64_t items = (inner_pieces + pieces_at_once - 1) / pieces_at_once;
-        parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
+        parallel_for(grouping.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * pieces_at_once, left = inner_pieces - first;
-            inside(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
+            inside(grouping.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
                    after_segment(item, items, pieces_at_once), scratch(worker), worker);
         });
         if (given(args.dweights)) write_weight_gradients();
         second_thin();
         if (given(args.dx))
-            parallel_for(plan.chunk_count * groups(), [&](int64_t item, int worker) {
+            parallel_for(grouping.chunk_count * groups(), [&](int64_t item, int worker) {
                 [[maybe_unused]] const Tiles tiles;
                 const int64_t first = item % groups() * panels_at_once, left = dx_panels - first;
-                write_dx(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
+                write_dx(grouping.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
                          after_chunk(item, groups(), panels_at_once), scratch(worker), worker, rows.data(worker));
             });
         write_sums();
@@ -72,7 +72,7 @@ struct Backward : Call {
 private:
     int64_t groups() const { return (dx_panels + panels_at_once - 1) / panels_at_once; }
     Region<float> want_thin(const gs_lora& lora, bool wanted) {
-        return arena.shared<float>(wanted ? plan.routes * ranks(lora) : 0);
+        return arena.shared<float>(wanted ? grouping.routes * ranks(lora) : 0);
     }
     Rows hidden(const gs_tensor& t) const { return rows_of(t, inner, 1); }
 
@@ -81,8 +81,8 @@ private:
     void thin_phase(const gs_lora& lora, bool wanted, int64_t depth, bool b, const Region<float>& out,
                     const Gather& gather) {
         if (!wanted || !ranks(lora)) return;
-        parallel_for(plan.segment_count, [&](int64_t item, int worker) {
-            const Segment& s = plan.segments[item];
+        parallel_for(grouping.segment_count, [&](int64_t item, int worker) {
+            const Segment& s = grouping.segments[item];
             const Factor factor = b ? factor_of(lora.b, s.expert) : transposed(factor_of(lora.a, s.expert));
             thin(
                 s, depth, factor, ranks(lora), [&](int64_t k, int64_t end, float* left) { gather(s, k, end, left); },
@@ -97,8 +97,9 @@ private:
         });
         if (given(args.gate.db) && given(args.up.db) && thin_together()) {
             float* const outs[] = {x_gate.data(), x_up.data()};
-            return parallel_for(plan.segment_count,
-                                [&](int64_t item, int worker) { thin_x(plan.segments[item], scratch(worker), outs); });
+            return parallel_for(grouping.segment_count, [&](int64_t item, int worker) {
+                thin_x(grouping.segments[item], scratch(worker), outs);
+            });
         }
         thin_phase(
             args.gate, given(args.gate.db), outer, false, x_gate,
@@ -129,7 +130,7 @@ private:
         for (int64_t i = 0; i < count * stripes; ++i) clear(block(scratch, i), s.count);
         const bool quick = few(s) && packed(args.slices[0].down);
         if (quick) {
-            const FloatLines lines = lay_few_floats(dy, plan.order + s.begin, s, 0, outer, worker);
+            const FloatLines lines = lay_few_floats(dy, grouping.order + s.begin, s, 0, outer, worker);
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, down_span);
                 add_few_inputs(args.slices[c.slice].down, s.expert, c.first, lines, s.count, ROWS * STRIPE,
@@ -187,7 +188,7 @@ private:
         const int64_t begin = pieces[0].begin,
                       bytes = (pieces[count - 1].begin + pieces[count - 1].width - begin) * (bf16 ? 2 : 4);
         for (int64_t i = 0; i < s.count; ++i) {
-            const int64_t next_route = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
+            const int64_t next_route = grouping.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
             fetch_row(hidden(args.g).at(next_route, begin), bytes),
                 fetch_row(hidden(args.u).at(next_route, begin), bytes);
             for (int64_t k = 0; k < count; ++k)
@@ -198,7 +199,7 @@ private:
     // From v of a row: its term of dw, h, dg and du.
     void derive(const Segment& s, const Columns& c, int64_t at, int64_t i, const float* sums) const {
         const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
-        const int64_t place = s.begin + i, route = plan.order[place];
+        const int64_t place = s.begin + i, route = grouping.order[place];
         const Floats w = all(weight_at(args, route));
         alignas(64) float g[STRIPE] = {}, u[STRIPE] = {}, out[3][STRIPE];
         Floats part = zero();
@@ -226,10 +227,10 @@ private:
         const Factor out = matrix_of(args.dweights);
         for (int64_t route = 0; route < args.tokens * slots; ++route)
             if (id_at(args, route) < 0) out.put(route / slots, route % slots, 0);
-        parallel_for(plan.segment_count, [&](int64_t item, int) {
-            const Segment& s = plan.segments[item];
+        parallel_for(grouping.segment_count, [&](int64_t item, int) {
+            const Segment& s = grouping.segments[item];
             for (int64_t i = 0; i < s.count; ++i) {
-                const int64_t route = plan.order[s.begin + i];
+                const int64_t route = grouping.order[s.begin + i];
                 float total = 0;
                 for (int64_t k = 0; k < inner_pieces; ++k) total += parts.data()[(s.begin + i) * inner_pieces + k];
                 if (given(args.down_bias)) total += dot_bias(args, dy, s.expert, route);
@@ -245,9 +246,9 @@ private:
         const int64_t width = outer - col < all ? outer - col : all;
         const Dropout gate = dropout_of(args, GATE), up = dropout_of(args, UP);
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
-            const Segment& s = plan.parts[at];
+            const Segment& s = grouping.parts[at];
             for (int64_t i = 0; i < stripes; ++i) clear(block(scratch, i), s.count);
-            const NextItem after = at + 1 < chunk.last ? NextItem{plan.parts[at + 1].expert, first} : later;
+            const NextItem after = at + 1 < chunk.last ? NextItem{grouping.parts[at + 1].expert, first} : later;
             for (int64_t i = 0; i < args.slice_count; ++i) {
                 const gs_slice &slice = args.slices[i], &next = args.slices[i + 1 < args.slice_count ? i + 1 : 0];
                 add_slice(s, slice, slice.gate, places(dg), col, count, {&slice.up, s.expert, 0, slice.up.rows, col},
@@ -264,7 +265,7 @@ private:
                 add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, scratch, block(scratch, i));
                 add_lora(s, args.up, du_up.data(), up, col + i * STRIPE, outer, scratch, block(scratch, i));
             }
-            scatter_rows(plan, s, chunk.begin * slots, stripes, scratch, results);
+            scatter_rows(grouping, s, chunk.begin * slots, stripes, scratch, results);
         }
         alignas(64) float total[BLOCKS * STRIPE];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {

@@ -12,15 +12,15 @@ namespace gs::GS_LEVEL {
 
 struct Call {
     const gs_moe_args& args;
-    const Plan& plan;
+    const Grouping& grouping;
     const int64_t outer, inner, slots;  // H, I, k
     const bool bf16, tiled;             // tiled: products read rows in place instead of gathering them
     const Rows x;
     Arena arena;
 
-    Call(const gs_moe_args& a, const Plan& p)
+    Call(const gs_moe_args& a, const Grouping& p)
         : args(a),
-          plan(p),
+          grouping(p),
           outer(a.hidden),
           inner(a.intermediate),
           slots(a.slots),
@@ -61,11 +61,11 @@ struct Call {
     // scratch.left = the segment's rows of a tensor indexed by route, with dropout
     void gather_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask,
                        float* left) const {
-        gather(rows, plan.order + s.begin, s.count, begin, end, left);
+        gather(rows, grouping.order + s.begin, s.count, begin, end, left);
         mask_rows(s, begin, end, mask, left, LEFT_STRIDE);
     }
 
-    // The same for a tensor in the order of the plan.
+    // The same for a tensor in the order of the groups.
     void gather_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const Dropout* mask,
                        float* left) const {
         gather_run(rows, s.begin, s.count, begin, end, left);
@@ -76,7 +76,7 @@ struct Call {
                    int64_t stride) const {
         if (!mask || !mask->on) return;
         for (int64_t i = 0; i < s.count; ++i) {
-            const int64_t route = plan.order[s.begin + i];
+            const int64_t route = grouping.order[s.begin + i];
             drop(*mask, route / slots, route % slots, begin, end, rows + i * stride);
         }
     }
@@ -87,10 +87,10 @@ struct Call {
     // Inputs per step of a sum. Each step reads and writes the sums once; steps are longer if nothing is copied.
     int64_t step_of(const gs_matrix& m) const { return tiled && m.format == GS_PACKED_BF16 ? 2 * DEPTH : DEPTH; }
 
-    // Memory for inner rows in the order of the plan, in the form that products read; for tiles, with zeros after the
+    // Memory for inner rows in the order of the groups, in the form that products read; for tiles, with zeros after the
     // last column.
     int64_t inner_stride() const { return tiled ? sheet_columns(inner) : inner; }
-    Region<char> inner_rows() { return arena.shared<char>((plan.routes + 16) * inner_stride() * (bf16 ? 2 : 4)); }
+    Region<char> inner_rows() { return arena.shared<char>((grouping.routes + 16) * inner_stride() * (bf16 ? 2 : 4)); }
     Rows places(const Region<char>& region) const { return {region.data(), inner, inner_stride(), 1, bf16}; }
     void write_inner(const Region<char>& region, int64_t place, int64_t column, int64_t width,
                      const float* values) const {
@@ -101,17 +101,17 @@ struct Call {
             std::memset(row + inner * bytes, 0, static_cast<size_t>((inner_stride() - inner) * bytes));
     }
 
-    // Gathers the rows of all routes in the order of the plan, for products of tiles; few_too: also segments of few
+    // Gathers the rows of all routes in the order of the groups, for products of tiles; few_too: also segments of few
     // rows.
     void fill_sheet(const Rows& rows, bool few_too) const {
-        if (!tiled || (!few_too && all_few(plan))) return;
-        parallel_for(plan.segment_count, [&](int64_t item, int) {
-            const Segment& s = plan.segments[item];
+        if (!tiled || (!few_too && all_few(grouping))) return;
+        parallel_for(grouping.segment_count, [&](int64_t item, int) {
+            const Segment& s = grouping.segments[item];
             if (!few_too && few(s)) return;
             const int64_t bytes = 2 * outer, all = 2 * sheet_columns(outer);
             for (int64_t i = s.begin; i < s.begin + s.count; ++i) {
                 char* row = sheet_.data() + i * all;
-                std::memcpy(row, rows.at(plan.order[i], 0), static_cast<size_t>(bytes));
+                std::memcpy(row, rows.at(grouping.order[i], 0), static_cast<size_t>(bytes));
                 std::memset(row + bytes, 0, static_cast<size_t>(all - bytes));
             }
         });
@@ -122,9 +122,9 @@ struct Call {
     Left lay_routes(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const gs_matrix& m,
                     const Scratch& scratch) const {
         if (tiled && paired(m)) return sheet(sheet_.data(), sheet_columns(outer), s, begin);
-        return lay(rows, plan.order + s.begin, 0, s.count, begin, end, m, scratch);
+        return lay(rows, grouping.order + s.begin, 0, s.count, begin, end, m, scratch);
     }
-    // For rows in the order of the plan:
+    // For rows in the order of the groups:
     Left lay_places(const Rows& rows, const Segment& s, int64_t begin, int64_t end, const gs_matrix& m,
                     const Scratch& scratch) const {
         if (tiled && paired(m)) return sheet(rows.data, rows.stride, s, begin);
@@ -134,14 +134,14 @@ struct Call {
     // Whether a segment has so few rows that codes are multiplied as they arrive from memory.
     static bool few(const Segment& s) { return s.count <= FEW; }
 
-    static bool all_few(const Plan& p) {
+    static bool all_few(const Grouping& p) {
         for (int64_t i = 0; i < p.segment_count; ++i)
             if (!few(p.segments[i])) return false;
         return true;
     }
 
     // A segment's rows for add_few, columns [begin, begin + m.cols): in place if add_few can read them, else copies.
-    // Rows by token, or, without a list, in the order of the plan.
+    // Rows by token, or, without a list, in the order of the groups.
     Lines lay_few(const Rows& rows, const int64_t* list, const Segment& s, int64_t begin, const gs_matrix& m,
                   int worker) const {
         Lines lines{{}, lines_of_pairs(m.format, bf16)};
@@ -271,7 +271,7 @@ struct Call {
     bool thin_together() const {
         const int64_t ranks_of[] = {ranks(args.gate), ranks(args.up)};
         return args.dropout == 0 && ranks_of[0] > 0 && ranks_of[1] > 0 && ranks_of[0] <= 16 && ranks_of[1] <= 16 &&
-               !all_few(plan);
+               !all_few(grouping);
     }
     void thin_x(const Segment& s, const Scratch& scratch, float* const (&outs)[2]) const {
         const Factor factors[] = {transposed(factor_of(args.gate.a, s.expert)),
@@ -315,13 +315,13 @@ struct Call {
 
     // The item that this worker will probably take after `item`, with `each` items per segment or chunk, `step` apart.
     NextItem after_segment(int64_t item, int64_t each, int64_t step) const {
-        const int64_t next = item + threads() < plan.segment_count * each ? item + threads() : item;
-        return {plan.segments[next / each].expert, next % each * step};
+        const int64_t next = item + threads() < grouping.segment_count * each ? item + threads() : item;
+        return {grouping.segments[next / each].expert, next % each * step};
     }
     NextItem after_chunk(int64_t item, int64_t each, int64_t step) const {
-        const int64_t next = item + threads() < plan.chunk_count * each ? item + threads() : item;
-        const Chunk& chunk = plan.chunks[next / each];
-        return {chunk.first < chunk.last ? plan.parts[chunk.first].expert : 0, next % each * step};
+        const int64_t next = item + threads() < grouping.chunk_count * each ? item + threads() : item;
+        const Chunk& chunk = grouping.chunks[next / each];
+        return {chunk.first < chunk.last ? grouping.parts[chunk.first].expert : 0, next % each * step};
     }
 
     // Block i of 32 columns of the sums.
@@ -373,7 +373,7 @@ private:
     const Region<float> lines_;  // for each worker: copies of rows that add_few cannot read in place
 
     int64_t longest() const { return (outer > inner ? outer : inner) + 16; }
-    static bool any_few(const Plan& p) {
+    static bool any_few(const Grouping& p) {
         for (int64_t i = 0; i < p.segment_count; ++i)
             if (few(p.segments[i])) return true;
         for (int64_t c = 0; c < p.chunk_count; ++c)

@@ -17,7 +17,7 @@ struct Forward : Call {
     const Region<uint8_t> bad;
     const Int8Products int8;
 
-    Forward(const gs_moe_args& a, const Plan& p)
+    Forward(const gs_moe_args& a, const Grouping& p)
         : Call(a, p),
           panels((outer + STRIPE - 1) / STRIPE),
           pieces_at_once(together(p.segment_count * pieces(STRIPE), BLOCKS / 2, all_few(p) ? 16 : 2)),
@@ -41,27 +41,27 @@ struct Forward : Call {
         first_thin();
         if (int8.on()) int8.round_x();
         const int64_t all = pieces(STRIPE), items = (all + pieces_at_once - 1) / pieces_at_once;
-        parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
+        parallel_for(grouping.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * pieces_at_once, left = all - first;
-            hidden(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
+            hidden(grouping.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
                    after_segment(item, items, pieces_at_once), scratch(worker), worker);
         });
         const Rows hs = places(h);
         if (int8.on()) int8.round_h(hs);
         const Dropout mask = dropout_of(args, DOWN);
         if (ranks(args.down))
-            parallel_for(plan.segment_count, [&](int64_t item, int worker) {
-                const Segment& s = plan.segments[item];
+            parallel_for(grouping.segment_count, [&](int64_t item, int worker) {
+                const Segment& s = grouping.segments[item];
                 thin(
                     s, inner, transposed(factor_of(args.down.a, s.expert)), ranks(args.down),
                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
                     scratch(worker), down_thin.data());
             });
-        parallel_for(plan.chunk_count * groups(), [&](int64_t item, int worker) {
+        parallel_for(grouping.chunk_count * groups(), [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % groups() * panels_at_once, left = panels - first;
-            output(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
+            output(grouping.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
                    after_chunk(item, groups(), panels_at_once), scratch(worker), worker, rows.data(worker));
         });
         if (given(args.flags)) join_flags();
@@ -74,7 +74,7 @@ private:
     // Zeroes the saved rows of skipped slots: they are never used, but they are outputs.
     void skipped() const {
         const size_t bytes = static_cast<size_t>(inner) * (bf16 ? 2 : 4);
-        if (!given(args.g) || plan.routes == args.tokens * slots) return;
+        if (!given(args.g) || grouping.routes == args.tokens * slots) return;
         for (int64_t route = 0; route < args.tokens * slots; ++route)
             if (id_at(args, route) < 0)
                 for (const gs_tensor* t : {&args.g, &args.u})
@@ -85,12 +85,13 @@ private:
         const gs_lora* loras[] = {&args.gate, &args.up};
         float* const outs[] = {gate_thin.data(), up_thin.data()};
         if (thin_together())
-            return parallel_for(plan.segment_count,
-                                [&](int64_t item, int worker) { thin_x(plan.segments[item], scratch(worker), outs); });
-        parallel_for(2 * plan.segment_count, [&](int64_t item, int worker) {
+            return parallel_for(grouping.segment_count, [&](int64_t item, int worker) {
+                thin_x(grouping.segments[item], scratch(worker), outs);
+            });
+        parallel_for(2 * grouping.segment_count, [&](int64_t item, int worker) {
             const gs_lora& lora = *loras[item % 2];
             if (!ranks(lora)) return;
-            const Segment& s = plan.segments[item / 2];
+            const Segment& s = grouping.segments[item / 2];
             const Dropout mask = dropout_of(args, item % 2 ? UP : GATE);
             thin(
                 s, outer, transposed(factor_of(lora.a, s.expert)), ranks(lora),
@@ -143,7 +144,7 @@ private:
         const Columns begin = piece(first, STRIPE);
         fetch_few(args.slices[begin.slice].gate, s.expert, begin.first);
         fetch_few(args.slices[begin.slice].up, s.expert, begin.first);
-        const Lines lines = lay_few(x, plan.order + s.begin, s, 0, args.slices[0].gate, worker);
+        const Lines lines = lay_few(x, grouping.order + s.begin, s, 0, args.slices[0].gate, worker);
         for (int64_t part = 0; part < 2; ++part)
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, STRIPE);
@@ -158,7 +159,7 @@ private:
         for (int64_t k = 0; k < count; ++k) pieces[k] = piece(first + k, STRIPE);
         const int64_t begin = pieces[0].begin, end = pieces[count - 1].begin + pieces[count - 1].width;
         for (int64_t i = 0; i < s.count; ++i) {
-            const int64_t next_route = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
+            const int64_t next_route = grouping.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
             for (const gs_tensor* t : {&args.g, &args.u})
                 if (given(*t))
                     fetch_row(place(static_cast<char*>(t->data), next_route, begin), (end - begin) * (bf16 ? 2 : 4));
@@ -175,7 +176,7 @@ private:
         if (given(args.gate_up_bias))
             for (int64_t j = 0; j < c.width; ++j)
                 g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
-        const int64_t route = plan.order[s.begin + i];
+        const int64_t route = grouping.order[s.begin + i];
         if (bf16) {  // the backward uses the saved (rounded) values, so h does, too
             round_row(g), round_row(u);
         }
@@ -201,14 +202,14 @@ private:
         const Rows hs = places(h);
         const int64_t all = count * STRIPE, col = first * STRIPE, width = outer - col < all ? outer - col : all;
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
-            const Segment& s = plan.parts[at];
-            if (at + 1 < chunk.last && few(plan.parts[at + 1]))
-                fetch_few(args.slices[0].down, plan.parts[at + 1].expert, col);
+            const Segment& s = grouping.parts[at];
+            if (at + 1 < chunk.last && few(grouping.parts[at + 1]))
+                fetch_few(args.slices[0].down, grouping.parts[at + 1].expert, col);
             for (int64_t i = 0; i < count; ++i) clear(block(scratch, i), s.count);
-            const NextItem after = at + 1 < chunk.last ? NextItem{plan.parts[at + 1].expert, first} : later;
+            const NextItem after = at + 1 < chunk.last ? NextItem{grouping.parts[at + 1].expert, first} : later;
             for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, after, i, hs, first, count, scratch, worker);
             for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, scratch, block(scratch, i));
-            scatter_rows(plan, s, chunk.begin * slots, count, scratch, results);
+            scatter_rows(grouping, s, chunk.begin * slots, count, scratch, results);
         }
         if (given(args.rows))
             write_rows(chunk, first / panels_at_once, col, width, all, results);

@@ -7,7 +7,8 @@
 
 namespace gs::GS_LEVEL {
 
-// Rows by token (routed: looked up through the plan) or in the order of the plan; weighed: times the route's weight.
+// Rows by token (routed: looked up through the grouping) or in the order of the groups; weighed: times the route's
+// weight.
 struct Side {
     Rows rows;
     bool routed, weighed = false;
@@ -56,7 +57,7 @@ private:
     const Call& call_;
 
     static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-    int64_t begin(int64_t expert) const { return call_.plan.expert[expert]; }
+    int64_t begin(int64_t expert) const { return call_.grouping.expert[expert]; }
 
     void products(const gs_tensor& out, bool turned, int64_t offset, const Side& left, const Side& right,
                   const Dropout* mask, float scale) {
@@ -136,7 +137,7 @@ private:
     }
 
     void read_row(const Side& side, int64_t place, int64_t col, int64_t width, const Dropout* mask, float* to) const {
-        const int64_t route = call_.plan.order[place];
+        const int64_t route = call_.grouping.order[place];
         read(side.rows.at(side.routed ? route : place, col), side.rows.bf16, width, to);
         if (side.weighed) {
             const float w = weight_at(call_.args, route);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../arithmetic/dropout.h"
-#include "../plan.h"
+#include "../grouping.h"
 #include "pairs.h"
 
 namespace gs::GS_LEVEL {

@@ -51,10 +51,10 @@ constexpr int PANELS = 8;  // most blocks for a chunk's y: with two thousand rou
 
 // Copies a segment's sums, `stripes` blocks of scratch, to the rows of its routes in `results`: [routes][stripes * 32],
 // from route `first` on. Goes row by row with prefetching, because rows are far apart and two thousand exceed L2.
-inline void scatter_rows(const Plan& plan, const Segment& s, int64_t first, int64_t stripes, const Scratch& scratch,
-                         float* results) {
+inline void scatter_rows(const Grouping& grouping, const Segment& s, int64_t first, int64_t stripes,
+                         const Scratch& scratch, float* results) {
     constexpr int64_t ahead = 4;
-    const auto row_of = [&](int64_t i) { return results + (plan.order[s.begin + i] - first) * stripes * STRIPE; };
+    const auto row_of = [&](int64_t i) { return results + (grouping.order[s.begin + i] - first) * stripes * STRIPE; };
     for (int64_t i = 0; i < s.count; ++i) {
         if (i + ahead < s.count) fetch_row(reinterpret_cast<const char*>(row_of(i + ahead)), stripes * STRIPE * 4);
         float* row = row_of(i);

@@ -3,7 +3,7 @@
 It imports torch and `core.tracing`, and nothing else of goldsmith. Every public name loads when it is first used.
 
     declare/    what a user writes: targets, cases, decisions
-    execute/    running a candidate: memory guards, settings, Triton's interpreter
+    execute/    running a candidate: guard bands, settings, Triton's interpreter
     bounds/     proven rounding bounds of the golden's formula
     noise/      the spread of legal summation orders
     golden/     running and checking the golden in float64
@@ -13,7 +13,7 @@ It imports torch and `core.tracing`, and nothing else of goldsmith. Every public
     diagnosis/  from findings to a cause
     nonfinite/  `watch`: where a run's first NaN or Inf came from
     ranks/      candidates that run on several processes
-
+    gate/       candidates that nobody trusts, each in a process of its own
     report/     results as data, text and HTML
     support/    small tools that the others share
 """

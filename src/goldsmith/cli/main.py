@@ -238,7 +238,10 @@ def replay(
     ],
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="The same as for diagnose. Default: the operator that the bundle names."),
+        typer.Argument(
+            metavar="TARGET",
+            help="The operator or target, as for diagnose. Default: the operator that the bundle names.",
+        ),
     ] = None,
     device: Device = None,
     budget: Annotated[

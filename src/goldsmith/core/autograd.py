@@ -46,9 +46,9 @@ class Declaration(Protocol):
 
     def backend(self, name: str) -> ModuleType: ...
 
-    def check(self, *tensors: Tensor | None, **options: Any) -> None: ...
+    def check(self, *tensors: Tensor | None, **options: object) -> None: ...
 
-    def fake(self, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]: ...
+    def fake(self, *tensors: Tensor | None, **options: object) -> tuple[Tensor, ...]: ...
 
     def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str: ...
 
@@ -200,7 +200,7 @@ def _unwrap(results: tuple[Tensor, ...]) -> Any:
 
 
 def _forward(op: Declaration) -> Any:
-    def forward(*args: Any) -> Any:
+    def forward(*args: object) -> Any:
         tensors, options, backend = _split(op, args)
         return _unwrap(op.run(op.choose(backend, tensors, options), tensors, options))
 
@@ -208,7 +208,7 @@ def _forward(op: Declaration) -> Any:
 
 
 def _fake(op: Declaration) -> Any:
-    def fake(*args: Any) -> Any:
+    def fake(*args: object) -> Any:
         tensors, options, _ = _split(op, args)
         op.check(*tensors, **options)
         return _unwrap(op.fake(*tensors, **options))
@@ -276,7 +276,7 @@ def _backward_split(op: Declaration, args: Sequence[Any]) -> tuple[dict, dict, d
 
 
 def _backward(op: Declaration) -> Any:
-    def backward(*args: Any) -> Any:
+    def backward(*args: object) -> Any:
         grads, tensors, options, needs, backend = _backward_split(op, args)
         backend = op.choose(backend, tuple(tensors.get(name) for name in op.inputs), options)
         gradients = _gradients(op, backend, list(grads.values()), tuple(tensors.values()), options, needs)
@@ -291,7 +291,7 @@ def _gradients(
     backend: str,
     grads: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     needs: Sequence[bool],
 ) -> dict[str, Tensor]:
     """The needed gradients of op.grads, from the gradients of the visible results and the residuals."""
@@ -306,7 +306,7 @@ def _gradients(
 
 
 def _backward_fake(op: Declaration) -> Any:
-    def fake(*args: Any) -> Any:
+    def fake(*args: object) -> Any:
         _, tensors, _, flags, _ = _backward_split(op, args)
         needs = [name for name, need in zip(op.grads, flags, strict=True) if need]
         some = next(t for t in tensors.values() if t is not None)
@@ -322,12 +322,12 @@ def _backward_fake(op: Declaration) -> Any:
     return fake
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_nothing(ctx: object, inputs: tuple[object, ...], output: object) -> None:
     """Save nothing: the backward operator has no derivative."""
 
 
 def _no_second_derivative(op: Declaration) -> Any:
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: object, *grads: object) -> Any:
         raise NotImplementedError(
             f"{op.name}: second derivatives are not supported. If you need one, use plain "
             f"torch: `from {op.package}.reference import forward`, which takes {', '.join(op.inputs)} and the options "

@@ -140,7 +140,7 @@ class Op:
 
     # calling
 
-    def __call__(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> Any:
+    def __call__(self, *tensors: Tensor | None, backend: str = "auto", **options: object) -> Any:
         """The visible results from the requested backend: a tensor if there is one, otherwise a tuple."""
         results = self.all_results(*tensors, backend=backend, **options)
         visible = tuple(results[name] for name in self.outputs)
@@ -181,7 +181,7 @@ class Op:
             results = self.backend(backend).forward(*tensors, **options)
         return autograd.fresh(results, tensors)
 
-    def check(self, *tensors: Tensor | None, **options: Any) -> None:
+    def check(self, *tensors: Tensor | None, **options: object) -> None:
         missing = [o for o in self.options if o not in options]
         if missing or len(tensors) != len(self.inputs):
             raise TypeError(f"{self.name}: takes inputs {list(self.inputs)} and options {list(self.options)}")
@@ -195,7 +195,7 @@ class Op:
         """Raise TypeError, ShapeError or ValueError unless the inputs are dense, on one device, and fit their axes."""
         check_axes(self.name, self.axes, tensors, hint=hint)
 
-    def fake(self, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+    def fake(self, *tensors: Tensor | None, **options: object) -> tuple[Tensor, ...]:
         """Every result without its numbers: empty tensors of the right shapes, dtypes and devices."""
         defined = getattr(self._definition, "fake", None)
         if defined is None:
@@ -228,7 +228,7 @@ class Op:
             raise UnsupportedCall(f"{self.name}: {backend}: {reason}")
         return backend
 
-    def why_not(self, backend: str, *tensors: Tensor | None, **options: Any) -> str | None:
+    def why_not(self, backend: str, *tensors: Tensor | None, **options: object) -> str | None:
         """Why `backend` cannot run this call, as a sentence; None if it can."""
         named = self._named(backend, tensors)
         reason = self._cannot_run(backend, named)

@@ -40,7 +40,10 @@ def check_shapes(
             elif word not in sizes:
                 sizes[word], setter[word] = size, name
             elif sizes[word] != size:
-                _fail(op, f"{name} has {word}={_text(size)}, but {word}={_text(sizes[word])} above", arguments, hint)
+                ours, others = f"{word}={_text(size)}", f"{word}={_text(sizes[word])}"
+                if setter[word] == name:
+                    _fail(op, f"{name} has {others} and {ours}, which must be equal", arguments, hint)
+                _fail(op, f"{name} has {ours}, but {setter[word]} has {others}", arguments, hint)
     return sizes
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -172,11 +172,11 @@ class _DenseGradient(torch.autograd.Function):
     """The tensor itself; a sparse gradient becomes dense."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: object, tensor: Tensor) -> Tensor:
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: object, grad: Tensor) -> Tensor:
         return grad.to_dense() if grad.layout is not torch.strided else grad
 
 

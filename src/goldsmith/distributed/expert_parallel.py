@@ -72,7 +72,9 @@ class ExpertParallel(ParallelStyle):
         distribute_module(module, device_mesh, _distribute)
         setattr(module, SUMMED, device_mesh.size() if self.input_layouts[0].is_shard() else 1)
 
-        def receive(layer: nn.Module, inputs: tuple[object, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        def receive(
+            layer: nn.Module, inputs: tuple[object, ...], named: dict[str, object]
+        ) -> tuple[object, dict[str, object]]:
             return self._receive(layer, inputs, named, device_mesh)
 
         module.register_forward_pre_hook(receive, with_kwargs=True)

@@ -86,8 +86,8 @@ def _check(name: str, part: nn.Module, mesh: DeviceMesh | None, ignored: set[nn.
         own = set(range(get_world_size()) if mesh is None else mesh.mesh.flatten().tolist())
         if len(theirs & own) > 1:
             raise ValueError(
-                f"distributed.shard: ExpertParallel has put {name} on ranks {sorted(theirs)}, which are in this mesh, "
-                "too; pass another dimension of one mesh, or leave the layer out: "
-                "ignored_params=set(layer.parameters()), and average_gradients(layer.parameters(), mesh) after the "
-                "backward"
+                f"distributed.shard: ExpertParallel has put {name} on ranks {sorted(theirs)}; this mesh has several "
+                "of them; pass another dimension of one mesh, or leave the layer out: pass "
+                "ignored_params=set(layer.parameters()), and call average_gradients(layer.parameters(), mesh) after "
+                "the backward"
             )

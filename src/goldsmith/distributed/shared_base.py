@@ -83,7 +83,7 @@ def _machine() -> tuple[str, str]:
         return f"{os.uname().nodename}", str(os.getpid())
 
 
-def _published(base: PackedExperts, files: list[int]) -> tuple[Any, ...]:
+def _published(base: PackedExperts, files: list[int]) -> tuple[object, ...]:
     """How other processes rebuild the base; the blobs' files are added to `files`."""
     reduced: Any = base.__reduce__()
     restore, (text, gate_up, down, *rest) = reduced

@@ -35,7 +35,7 @@ def convert(
     *,
     format: str = "auto",
     group_size: int | None = None,
-    lora: Mapping[str, Any] | None = None,
+    lora: Mapping[str, object] | None = None,
     partitions: int = 1,
     checkpoint: str | Path | None = None,
     backend: str = "auto",

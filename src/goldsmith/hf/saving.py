@@ -34,7 +34,7 @@ def _save_model(
     MemoryError, with nothing written, if the plain experts do not fit into memory.
     """
     modules = converted_modules(self)
-    _check_memory(self, modules)
+    _check_memory(modules)
     state = dict(self.state_dict() if state_dict is None else state_dict)
     ours = tuple(f"{path}." for path in modules)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(ours)}
@@ -67,7 +67,7 @@ def _is_trained(module: ConvertedExperts) -> bool:
     return module.lora is not None and any(bool(b.detach().any()) for _, b in module.lora.factors().values())
 
 
-def _check_memory(model: PreTrainedModel, modules: Mapping[str, ConvertedExperts]) -> None:
+def _check_memory(modules: Mapping[str, ConvertedExperts]) -> None:
     elements = sum(
         module.spec.num_experts * 3 * module.spec.intermediate_size * module.spec.hidden_size
         for module in modules.values()
@@ -75,6 +75,6 @@ def _check_memory(model: PreTrainedModel, modules: Mapping[str, ConvertedExperts
     wanted, free = 4 * elements, free_memory()
     if free is not None and wanted > free:
         raise MemoryError(
-            f"save_pretrained: the experts as plain weights take {wanted / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB "
-            f"of memory are free: goldsmith.hf.save_adapter saves what was trained in {type(model).__name__}"
+            f"save_pretrained: the experts as plain weights need {wanted / 2**30:.1f} GiB of memory, but "
+            f"{free / 2**30:.1f} GiB are free; use goldsmith.hf.save_adapter to save what was trained"
         )

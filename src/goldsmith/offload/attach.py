@@ -125,7 +125,7 @@ class Offloaded:
 
 
 def offload(
-    model: Any,
+    model: object,
     *,
     store: ExpertStore | str | Path | None = None,
     adapter: AdapterFolders | None = None,
@@ -133,7 +133,7 @@ def offload(
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: object,
 ) -> Offloaded:
     """y = sum_j w_j expert_{id_j}(x) of every mixture layer, computed by an Engine over a store of the experts
 
@@ -173,7 +173,7 @@ def from_pretrained(
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: object,
 ) -> Offloaded:
     """`offload` of the model in a folder, or of a cached hub model; the experts are never in memory twice
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.autograd import as_stored
+from ..core.deprecation import renamed_argument
 from .adapters import EngineAdapters, Layers
 from .calibration.calibration import Calibration
 from .engine_inputs import calibration_for, static_experts
@@ -130,7 +131,7 @@ class Engine:
 
         x [T, H] in float32, bfloat16 or float16, top_k_index [T, k] in int32 or int64, top_k_weights [T, k] in any of
         these float dtypes -> a fresh [T, H] in x's dtype. Rows and their sum are float32; the sum is rounded once. An
-        index of -1 or E skips its slot, and its weight is not read.
+        index of -1 or E stands for no expert, and its weight is not read.
 
         Raises RoutingError for another index out of range, before any lane starts; NumericsError for NaN and Inf
         (guard="raise"); ShapeError, TypeError, ValueError; KeyError for a layer that the store does not have.
@@ -199,16 +200,15 @@ class Engine:
         self._positions = positions
         self._guard.begin()
 
+    @renamed_argument("made", "output")
     def end_forward(self, output: Tensor | None = None) -> None:
-        """Ends a model's forward: raises what the guard found in its last layers, and in its `output`
-        ([rows, any]).
-        """
+        """Ends a model's forward: raises what the guard found in its last layers, and in `output` [rows, any]."""
         self._positions = 0
         self.flush()
         self._guard.check_output(output, self._number)
 
     def _count_routes(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
-        """ids [T, k] on the host with -1 for skipped slots, tokens of each expert, and whether a slot is skipped."""
+        """ids [T, k] on the host with -1 for skipped routes, tokens of each expert, and whether a route is skipped."""
         lanes = self.settings.lanes
         alone = self._caches[layer].holds >= experts if lanes == "auto" else lanes in ("copied", "cached")
         ids = self._lanes.to_host(index, x, alone)

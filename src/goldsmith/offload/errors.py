@@ -32,7 +32,7 @@ class StoreMismatch(StoreError):
 
 
 class RoutingError(ValueError):
-    """An expert index out of range; the text names layer, row, slot, value and range."""
+    """An expert index out of range; the text names layer, row, column, value and range."""
 
 
 class UnsupportedModel(ValueError):

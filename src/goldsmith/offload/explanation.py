@@ -197,7 +197,8 @@ def _achieved(stats: Counts, device: bool) -> str:
     parts = [f"{stats.calls} calls, {_number(stats.t_wall * 1e3 / stats.calls)} ms each"]
     if stats.bound_share is not None:
         parts.append(
-            f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({100 * stats.bound_share:.0f} % of the bound)"
+            f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted "
+            f"({100 * stats.bound_share:.0f} % of the predicted speed)"
         )
     if device and stats.hit_rate is not None:
         parts.append(

@@ -27,9 +27,9 @@ def inject(
     """A context manager in which the next `times` calls of `layer` have a fault
 
     stage    "weights" (the expert's numbers), "input" (x), "routing" (the weights of the merge), "gate_up",
-             "activation", "product", "down" (the result of that stage, also in every replay), "transfer" (a slot's
-             bytes, or rows on their way to the device), "merge" (a row that no lane writes), "race" (rows that a replay
-             does not reproduce)
+             "activation", "product", "down" (the result of that stage, also in every recomputation), "transfer" (a
+             slot's bytes, or rows on their way to the device), "merge" (a row that no lane writes), "race" (rows that
+             are different in a recomputation)
     expert   None: every used expert. rows: tokens of a call; None: all
     value    the planted value: NaN, or Inf
     Raises ValueError for an unknown stage, layer or expert, and for an invalid number of times.

@@ -145,7 +145,7 @@ class RunningErrors(DispatchMode):
 
     # RuleContext
 
-    def __call__(self, x: Any) -> tuple[Any, Error]:
+    def __call__(self, x: object) -> tuple[Any, Error]:
         """(value, error) of an operand: a float64 tensor or a Python number, with NaN and Inf replaced when careful."""
         if isinstance(x, Tensor):
             error = self.error_of(x)
@@ -172,7 +172,7 @@ class RunningErrors(DispatchMode):
             return float("inf")
         return twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
 
-    def terms_of(self, x: Any) -> int:
+    def terms_of(self, x: object) -> int:
         """Number of terms of the sum that made a tensor; 0 for anything else."""
         return self._twin(x).terms if isinstance(x, Tensor) and x.is_floating_point() else 0
 
@@ -332,7 +332,7 @@ class RunningErrors(DispatchMode):
         lost = torch.isnan(error) | torch.isinf(error)
         return torch.where(torch.isfinite(y), error, torch.where(lost, torch.inf, 0.0))
 
-    def _sane(self, y: Any) -> Any:
+    def _sane(self, y: object) -> Any:
         if not self.careful:
             return y
         clean = [
@@ -349,7 +349,7 @@ class RunningErrors(DispatchMode):
 
     # helpers
 
-    def _notes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    def _notes(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         notes = self.poisoned
         for t in tensors(args, kwargs):
             twin = self._twins.get(t.untyped_storage()._cdata)
@@ -357,23 +357,23 @@ class RunningErrors(DispatchMode):
                 notes = notes | twin.notes
         return notes
 
-    def _whole_numbers(self, outs: Sequence[object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _whole_numbers(self, outs: Sequence[object], args: tuple[object, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the results are integers of exact arguments: these are exact whatever the operator."""
         if any(isinstance(o, Tensor) and (o.is_floating_point() or o.is_complex()) for o in outs):
             return False
         return all(self._twin(t).error is None for t in tensors(args, kwargs))
 
-    def _escape(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+    def _escape(self, func: OpOverload, args: tuple[object, ...]) -> None:
         """Records that a number left the tensors (x.item()): its error is lost, so that no later bound is proven."""
         if any(isinstance(self.error_of(t), Tensor) for t in tensors(args, {}) if t.is_floating_point()):
             self.poisoned = self.poisoned | {f"{func.namespace}.{func._schema.name.split('::')[-1]}"}
 
     @staticmethod
-    def _shares(out: Tensor, args: tuple[Any, ...]) -> bool:
+    def _shares(out: Tensor, args: tuple[object, ...]) -> bool:
         key = out.untyped_storage()._cdata
         return any(t.untyped_storage()._cdata == key for t in tensors(args, {}))
 
-    def _scalar_error(self, x: Any) -> float:
+    def _scalar_error(self, x: object) -> float:
         if not isinstance(x, float) or x != x or x in (float("inf"), float("-inf")):
             return 0.0
         if x not in self._scalars:

@@ -33,8 +33,8 @@ def check_arguments(
     cast = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
     if cast:
         raise TargetError(
-            f"{caller}: called under autocast ({cast[0]}), which would change the candidate's arithmetic and not its "
-            "reference's; use autocast inside the candidate"
+            f"{caller}: called under autocast ({cast[0]}), which would change the candidate's arithmetic but not the "
+            "golden's; use autocast inside the candidate"
         )
     if case is not None and not isinstance(case, Case | str):
         raise TypeError(f"case: expected a Case, its name or None for all, got {type(case).__name__}")
@@ -60,7 +60,7 @@ def check_arguments(
 
 
 def check_folder(argument: str, path: object) -> None:
-    """Raises before the work starts if a folder cannot be written; a missing folder is not left behind."""
+    """Raises before the work starts if a folder cannot be written; it creates none."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
     if not str(path):

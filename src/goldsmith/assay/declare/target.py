@@ -253,7 +253,7 @@ def wanted_grads(declared: tuple[str, ...] | None, inputs: Mapping[str, Tensor])
 
 
 def outside_of_transforms(caller: str) -> None:
-    """Raises inside vmap or grad, where tensors have no values to draw, guard or compare."""
+    """Raises inside vmap or grad, where tensors have no values to draw, place or compare."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise TargetError(
             f"{caller}: called inside a torch.func transform (vmap, grad, ...), where tensors have no values; "

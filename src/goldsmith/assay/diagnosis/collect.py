@@ -69,11 +69,11 @@ def begin(examination: Examination, report: Report) -> Evidence:
     if first is not None:
         evidence.tensor, evidence.location = first.tensor, first.location
         evidence.first_wrong = first.tensor
-    done = examination._first
-    if report.verdict != REFERENCE_FAULT and done is not None and done.error is not None:
-        message = (str(done.error).strip().splitlines() or [""])[0]
-        evidence.error = f"{type(done.error).__name__}: {message}"[:300]
-        evidence.first_wrong = evidence.tensor = done.phase
+    run = examination._first
+    if report.verdict != REFERENCE_FAULT and run is not None and run.error is not None:
+        message = (str(run.error).strip().splitlines() or [""])[0]
+        evidence.error = f"{type(run.error).__name__}: {message}"[:300]
+        evidence.first_wrong = evidence.tensor = run.phase
     return evidence
 
 
@@ -301,8 +301,8 @@ def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation,
     state = evidence.stage(name)
     own = table.own or examination.first
     isolated = table.run is not None and name in named(table.run) and state is not None and state.isolated is not None
-    done = table.run if isolated and table.run is not None and state is not None and state.state == "culprit" else own
-    kind, got = (named(done) if done is own else handed_in(done)).get(name, ("stage", None))
+    run = table.run if isolated and table.run is not None and state is not None and state.state == "culprit" else own
+    kind, got = (named(run) if run is own else handed_in(run)).get(name, ("stage", None))
     against = examination.ref.reference(name, kind, noise=False)
     evidence.tensor, evidence.location = name, None
     if against is None:
@@ -314,7 +314,7 @@ def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation,
     evidence.location = _location(evidence.got, against)
     if got.is_floating_point() and got.numel() and got.shape == against.bounded.value.shape:
         evidence.map = error_map(
-            examination.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
+            examination.label, "isolated" if run is table.run else "values", got, against, CELLS_BAD, True
         )
     fitted = fit(examination, name, kind, got, terms=terms)
     evidence.fits, evidence.ratios, evidence.permutations = fitted.fits, fitted.ratios, fitted.patterns

@@ -72,15 +72,15 @@ class _Asking:
         self.left -= 1
         every = {n: sent.get(n, torch.zeros_like(t)) for n, t in self.own.cotangents.items()}
         how = RunSettings(cotangents=every, debug=self.own is not self.examination.first)
-        done = self.examination.execute(PROBE, "other output gradients", how, look=False)
-        if done.error is not None:
+        run = self.examination.execute(PROBE, "other output gradients", how, look=False)
+        if run.error is not None:
             return False
         try:
-            ref = decisions.settle(self.examination, done, self.examination.references(self.examination.material, done))
+            ref = decisions.settle(self.examination, run, self.examination.references(self.examination.material, run))
             against = ref.reference(self.name, "grad", noise=False)
         except GoldenError:
             return False
-        got = named(done).get(self.name, ("", None))[1]
+        got = named(run).get(self.name, ("", None))[1]
         if got is None or against is None:
             return False
         return not ladder.judge(self.name, got, against, probe=PROBE).ok

@@ -26,8 +26,8 @@ def filled_groups(examination: Examination) -> str:
             if tries == _TRIES:
                 return ""
             tries += 1
-            done = examination.execute(PROBE, name, material=examination.material.with_inputs({name: full}), look=False)
-            if done.error is None:
+            run = examination.execute(PROBE, name, material=examination.material.with_inputs({name: full}), look=False)
+            if run.error is None:
                 return f"{name} {description}; with something in every group nothing is raised"
     return ""
 

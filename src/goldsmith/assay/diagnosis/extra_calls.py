@@ -63,16 +63,16 @@ def _judged(
     how: RunSettings,
     material: Material | None = None,
 ) -> None:
-    done = examination.execute(probe, label, how, material)
+    run = examination.execute(probe, label, how, material)
     wrong: set[str] = set()
     ref = examination.ref
-    if not examination.raised(probe, label, done):
-        if material is not None or not examination.same_decisions(done):
-            ref = decisions.settle(examination, done, examination.references(material or examination.material, done))
+    if not examination.raised(probe, label, run):
+        if material is not None or not examination.same_decisions(run):
+            ref = decisions.settle(examination, run, examination.references(material or examination.material, run))
         wrong = values.judge(
-            examination, done, ref, probe, label, noise=False, repeat=None, skip=frozenset(examination.bad)
+            examination, run, ref, probe, label, noise=False, repeat=None, skip=frozenset(examination.bad)
         )
-    if wrong or done.error is not None:
-        error = "" if done.error is None else f"{type(done.error).__name__}: {done.error}"[:200]
-        first = first_in(examination, done, ref, sorted(wrong)) if wrong else ""
+    if wrong or run.error is not None:
+        error = "" if run.error is None else f"{type(run.error).__name__}: {run.error}"[:200]
+        first = first_in(examination, run, ref, sorted(wrong)) if wrong else ""
         failures[label] = RunFact(label, tuple(sorted(wrong)), False, error=error, first=first)

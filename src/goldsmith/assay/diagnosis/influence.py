@@ -164,14 +164,14 @@ class _AxisInfluence:
         signs = torch.randint(0, 2, part.shape, generator=torch.Generator().manual_seed(lo)) * 2 - 1
         part.copy_(signs.to(part.device, part.dtype) * far(examination.material.inputs[self.name]))
         material = examination.material.with_inputs({self.name: copy})
-        done = examination.execute(PROBE, f"influence of {self.name}", material=material, look=False)
-        if done.error is not None:
+        run = examination.execute(PROBE, f"influence of {self.name}", material=material, look=False)
+        if run.error is not None:
             return SAME
-        ref = examination.references(material, done, own_decisions(examination, done))
+        ref = examination.references(material, run, own_decisions(examination, run))
         worst = SAME
         try:
             now = ref.plain
-            for name, (_, tensor) in named(done).items():
+            for name, (_, tensor) in named(run).items():
                 if name not in self.wrong or tensor is None or name in examination.target.decisions:
                     continue
                 if not self._may_move(name, tensor, now):

@@ -95,16 +95,16 @@ def order(ref: GoldenResults, own: CandidateRun) -> list[str]:
     return [n for n in names if n in ref.bounded]
 
 
-def named(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
+def named(run: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     """All named tensors of a run, results and stages, with their kinds."""
-    tensors: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in done.stages.items()}
-    tensors.update({n: (k, t) for n, k, t in done.results()})
+    tensors: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in run.stages.items()}
+    tensors.update({n: (k, t) for n, k, t in run.results()})
     return tensors
 
 
-def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
+def handed_in(run: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     """The same for an isolated run. If a result and a stage share a name, the stage's value counts."""
-    return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
+    return {n: (kind, run.stages.get(n, t)) for n, (kind, t) in named(run).items()}
 
 
 def _execute(examination: Examination, substitute: Mapping[str, Tensor], *, debug: bool) -> CandidateRun:
@@ -149,20 +149,20 @@ class _Work:
 
     def isolate(self, skip: set[str]) -> CandidateRun | None:
         substitute = self.golden(self.examination.ref, self.own, skip)
-        done = _execute(self.examination, substitute, debug=self.own is not self.examination.first)
+        run = _execute(self.examination, substitute, debug=self.own is not self.examination.first)
         self.isolated = {}
-        if done.error is not None:
+        if run.error is not None:
             return None
         self.substituted = frozenset(substitute)
-        self.isolated = self.judge(done, list(self.propagated), frozenset(skip), isolated=True)
-        return done
+        self.isolated = self.judge(run, list(self.propagated), frozenset(skip), isolated=True)
+        return run
 
     def judge(
-        self, done: CandidateRun, names: list[str], skip: frozenset[str], *, isolated: bool
+        self, run: CandidateRun, names: list[str], skip: frozenset[str], *, isolated: bool
     ) -> dict[str, tuple[float, bool]]:
         """name -> (worst error / bound, True if the ladder rejects it); decisions are judged elsewhere."""
         out: dict[str, tuple[float, bool]] = {}
-        mine = handed_in(done) if isolated else named(done)
+        mine = handed_in(run) if isolated else named(run)
         noise = "ensemble" in self.examination.selected
         for name in names:
             if name not in mine or name in self.examination.target.decisions:
@@ -185,10 +185,10 @@ class _Work:
 
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
             plain, ref = self.fresh()
-            done = plain
+            run = plain
             if isolated:
-                done = self._isolated_fresh(skip)
-            tensor = (handed_in(done) if isolated else named(done)).get(name, (kind, None))[1]
+                run = self._isolated_fresh(skip)
+            tensor = (handed_in(run) if isolated else named(run)).get(name, (kind, None))[1]
             reference = ref.reference(name, kind)
             if reference is None:
                 raise RuntimeError(f"the golden has {name!r} under one seed, but not under another")
@@ -200,9 +200,9 @@ class _Work:
         if self._fresh is None:
             material = self.examination.variant(211)
             how = RunSettings(debug=self.own is not self.examination.first)
-            done = self.examination.execute(PROBE, "isolation, fresh seed", how, material, look=False)
-            plain = self.examination.references(material, done)
-            self._fresh = done, decisions.settle(self.examination, done, plain)
+            run = self.examination.execute(PROBE, "isolation, fresh seed", how, material, look=False)
+            plain = self.examination.references(material, run)
+            self._fresh = run, decisions.settle(self.examination, run, plain)
         return self._fresh
 
     def _isolated_fresh(self, skip: frozenset[str]) -> CandidateRun:
@@ -228,28 +228,28 @@ class _Work:
                     substitute[stage] = self.own.stages[stage]
             if self.own.stages[name].shape != bounded.value.shape:
                 continue
-            done = self.alone[name] = _execute(
+            run = self.alone[name] = _execute(
                 self.examination, substitute, debug=self.own is not self.examination.first
             )
-            if done.error is not None:
+            if run.error is not None:
                 continue
-            if not self._moved(name, done):
+            if not self._moved(name, run):
                 table.ignored.add(name)
-            elif self._worse(name, names, done):
+            elif self._worse(name, names, run):
                 otherwise.add(name)
         return otherwise
 
-    def _moved(self, name: str, done: CandidateRun) -> bool:
-        mine, theirs = named(self.own), named(done)
+    def _moved(self, name: str, run: CandidateRun) -> bool:
+        mine, theirs = named(self.own), named(run)
         for other, (_, tensor) in mine.items():
             second = theirs.get(other, ("", None))[1]
             if other not in (name, f"{name}.grad") and not _same(tensor, second):
                 return True
         return False
 
-    def _worse(self, name: str, names: list[str], done: CandidateRun) -> bool:
+    def _worse(self, name: str, names: list[str], run: CandidateRun) -> bool:
         """True if the golden's value makes a right tensor wrong, or the nearest wrong one worse."""
-        before, mine = named(self.own), named(done)
+        before, mine = named(self.own), named(run)
         nearest = True
         for other in names:
             own = self.propagated.get(other)

@@ -75,16 +75,16 @@ def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple
     other = Examination(
         examination.target, case, examination.dtype, examination.device, examination.seed, examination.selected, label
     )
-    done = other.first = other.execute(PROBE, label, RunSettings(debug=debug), look=False)
+    run = other.first = other.execute(PROBE, label, RunSettings(debug=debug), look=False)
     examination.candidate_runs += 1
-    if done.error is not None:
+    if run.error is not None:
         return
     try:
-        other.ref = decisions.settle(other, done, other.references(other.material, done))
+        other.ref = decisions.settle(other, run, other.references(other.material, run))
         _ = other.ref.bounded
     except (GoldenError, TargetError):
         return
-    yield other, done
+    yield other, run
 
 
 def _scaled(case: Case, by: float) -> Callable[..., dict[str, Any]]:

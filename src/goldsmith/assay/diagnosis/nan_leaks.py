@@ -30,16 +30,16 @@ def first_nan_leak(examination: Examination) -> str:
     planted = [s.filled(examination, math.nan) for s in slices[:_MOST]]
     first_places: dict[str, int] = {}
     for material in planted:
-        done = examination.execute("runs", "NaN in an input", material=material, look=False)
-        if done.error is not None:
+        run = examination.execute("runs", "NaN in an input", material=material, look=False)
+        if run.error is not None:
             continue
         try:
-            golden = examination.references(material, done, parts.own_decisions(examination, done))
+            golden = examination.references(material, run, parts.own_decisions(examination, run))
             values = golden.values  # computed before order(), which reads the order of their computation
         except GoldenError:
             continue
-        mine = named(done)
-        for place, name in enumerate(order(golden, done)):
+        mine = named(run)
+        for place, name in enumerate(order(golden, run)):
             got, wanted = mine.get(name, ("", None))[1], values.get(name)
             if got is None or wanted is None or got.shape != wanted.shape or name in examination.target.decisions:
                 continue

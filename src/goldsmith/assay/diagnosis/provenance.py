@@ -40,8 +40,8 @@ def provenance(examination: Examination, own: CandidateRun) -> NonFiniteOrigin |
     watching, freed = watch(norms=False), _Freed()
     with watching, freed:
         how = RunSettings(fill=ZERO_FILL, debug=own is not examination.first)
-        done = examination.execute(PROBE, "zeroed memory", how, look=False)
-    first = None if done.error is not None else _first(examination, done)
+        run = examination.execute(PROBE, "zeroed memory", how, look=False)
+    first = None if run.error is not None else _first(examination, run)
     if first is None:
         return None
     stage, got, mask = first
@@ -121,10 +121,10 @@ def _by_the_assay() -> bool:
     return frame is None or f"{os.sep}goldsmith{os.sep}assay{os.sep}" in frame.f_code.co_filename
 
 
-def _first(examination: Examination, done: CandidateRun) -> tuple[str, Tensor, Tensor] | None:
+def _first(examination: Examination, run: CandidateRun) -> tuple[str, Tensor, Tensor] | None:
     """(name, tensor, mask of its unexpected non-finite elements) of the first such tensor in the golden's order."""
-    mine = named(done)
-    for name in order(examination.ref, done):
+    mine = named(run)
+    for name in order(examination.ref, run):
         got, golden = mine.get(name, ("", None))[1], examination.ref.bounded[name].value
         if got is None or not got.is_floating_point() or got.shape != golden.shape:
             continue

@@ -118,21 +118,21 @@ def nudge(t: Tensor) -> Tensor:
 
 def _fact(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
     """The result of one run; None if it says nothing, because no bound judges its wrong tensors at these values."""
-    done = examination.execute(PROBE, name, how, material, look=False)
-    if done.error is not None:
-        lines = str(done.error).strip().splitlines() or [""]
-        error = f"{type(done.error).__name__}: {lines[0][:200]}"
-        return RunFact(name, same=False, error=error, text=f"{name}: the {done.phase} raises {error}")
+    run = examination.execute(PROBE, name, how, material, look=False)
+    if run.error is not None:
+        lines = str(run.error).strip().splitlines() or [""]
+        error = f"{type(run.error).__name__}: {lines[0][:200]}"
+        return RunFact(name, same=False, error=error, text=f"{name}: the {run.phase} raises {error}")
     like_first = material is examination.material and not how.cotangents
-    if like_first and examination.same_decisions(done):
+    if like_first and examination.same_decisions(run):
         ref = examination.ref
     else:
         try:
-            ref = decisions.settle(examination, done, examination.references(material, done))
+            ref = decisions.settle(examination, run, examination.references(material, run))
         except GoldenError:  # the golden has no answer at these values
             return None
     wrong, silent = [], False
-    for tensor, kind, got in done.results():
+    for tensor, kind, got in run.results():
         against = ref.reference(tensor, kind, noise=False)
         if against is None or tensor in examination.target.decisions or (name == GOLDEN_SAVED and kind != "grad"):
             continue
@@ -144,46 +144,46 @@ def _fact(examination: Examination, name: str, how: RunSettings, material: Mater
             silent |= bool(against.bounded.open.double().mean() > _OPEN)
     if silent and not wrong:
         return None
-    first = "" if not wrong else first_in(examination, done, ref, wrong)
-    same, apart = (True, 0.0) if not like_first else _compared(examination.first, done)
+    first = "" if not wrong else first_in(examination, run, ref, wrong)
+    same, apart = (True, 0.0) if not like_first else _compared(examination.first, run)
     text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
     text += "" if same else f"; up to {apart:.3g} from the first run"
-    if done.late_bytes:
-        text += f"; {done.late_bytes} bytes of its own buffers were written after the call had returned"
-    nan = _nan_in(done, ref)
-    stale = _stale(examination, done, material, wrong) if name == OTHERS else None
-    alike = _alike(examination, done, ref, wrong) if name == NUDGED else {}
-    computed = _computed(examination, done) if name == ZEROED else ()
+    if run.late_bytes:
+        text += f"; {run.late_bytes} bytes of its own buffers were written after the call had returned"
+    nan = _nan_in(run, ref)
+    stale = _stale(examination, run, material, wrong) if name == OTHERS else None
+    alike = _alike(examination, run, ref, wrong) if name == NUDGED else {}
+    computed = _computed(examination, run) if name == ZEROED else ()
     return RunFact(
-        name, tuple(wrong), same, apart, text=text, first=first, late=done.late_bytes, nan=nan, stale=stale,
+        name, tuple(wrong), same, apart, text=text, first=first, late=run.late_bytes, nan=nan, stale=stale,
         alike=alike, computed=computed,
     )  # fmt: skip
 
 
-def _alike(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
+def _alike(examination: Examination, run: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
     """Correlation of each wrong tensor's errors with those of the first run."""
     correlations = {}
     for tensor in wrong:
-        a, b = _error(examination.first, examination.ref, tensor), _error(done, ref, tensor)
+        a, b = _error(examination.first, examination.ref, tensor), _error(run, ref, tensor)
         if a is not None and b is not None and a.shape == b.shape and float(a.norm()) and float(b.norm()):
             correlations[tensor] = float(a @ b) / float(a.norm() * b.norm())
     return correlations
 
 
-def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None:
-    got, golden = named(done).get(tensor, ("", None))[1], ref.values.get(tensor)
+def _error(run: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None:
+    got, golden = named(run).get(tensor, ("", None))[1], ref.values.get(tensor)
     if got is None or golden is None or got.shape != golden.shape:
         return None
     return (got.double() - golden.double()).nan_to_num(0, 0, 0).flatten()
 
 
-def _stale(examination: Examination, done: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
+def _stale(examination: Examination, run: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
     """The input whose old values make the golden give this result; several inputs if none does so alone."""
-    got = {n: (k, t) for n, k, t in done.results() if n in wrong}
+    got = {n: (k, t) for n, k, t in run.results() if n in wrong}
     for names in _together(examination.material.inputs) if wrong else ():
         old = material.with_inputs({n: examination.material.inputs[n] for n in names})
         try:
-            ref = examination.references(old, done)
+            ref = examination.references(old, run)
             against = {n: ref.reference(n, k, noise=False) for n, (k, _) in got.items()}
         except GoldenError:  # lengths of one draw may not fit the offsets of another
             continue
@@ -200,9 +200,9 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
     return [names for names in dict.fromkeys(tries) if names]
 
 
-def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
+def _computed(examination: Examination, run: CandidateRun) -> tuple[str, ...]:
     """Results that hold a number other than 0 wherever the first run holds NaN and the golden does not."""
-    now, names = named(done), []
+    now, names = named(run), []
     for name in _nan_in(examination.first, examination.ref):
         first, got = named(examination.first)[name][1], now.get(name, ("", None))[1]
         if first is not None and got is not None and got.shape == first.shape:
@@ -211,10 +211,10 @@ def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
+def _nan_in(run: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
     """Results and stages that hold NaN where the golden does not."""
     names = []
-    for name, (_, got) in named(done).items():
+    for name, (_, got) in named(run).items():
         golden = ref.values.get(name)
         if got is None or golden is None or got.shape != golden.shape or not got.is_floating_point():
             continue
@@ -223,12 +223,12 @@ def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
     return tuple(names)
 
 
-def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:
+def first_in(examination: Examination, run: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:
     """The first wrong tensor of this run in the golden's order, stages included."""
-    for name in order(ref, done):
+    for name in order(ref, run):
         if name in wrong:
             return name
-        tensor = done.stages.get(name)
+        tensor = run.stages.get(name)
         against = None if tensor is None else ref.reference(name, "stage", noise=False)
         if tensor is None or against is None or name in examination.target.decisions:
             continue
@@ -237,11 +237,11 @@ def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, w
     return wrong[0]
 
 
-def _compared(first: CandidateRun, done: CandidateRun) -> tuple[bool, float]:
+def _compared(first: CandidateRun, run: CandidateRun) -> tuple[bool, float]:
     """(True if all results are bit-equal, counting NaN as equal to NaN; their largest difference)."""
     mine = {n: t for n, _, t in first.results()}
     same, apart = True, 0.0
-    for name, _, tensor in done.results():
+    for name, _, tensor in run.results():
         other = mine.get(name)
         if tensor is None or other is None or tensor.shape != other.shape:
             same &= tensor is other

@@ -136,8 +136,8 @@ def _stays(
 def _forward(examination: Examination, material: Material, kept: KeptInputs | None) -> dict[str, Tensor]:
     """The forward's result for inputs that an earlier run left in memory, or placed anew, between guard bands."""
     how = RunSettings(fill=ZERO_FILL, fresh=False, backward=False, kept_inputs=kept)
-    done = examination.execute(PROBE, PROBE, how, material, look=False)
-    return {n: t for n, t in done.outputs.items() if done.error is None}
+    run = examination.execute(PROBE, PROBE, how, material, look=False)
+    return {n: t for n, t in run.outputs.items() if run.error is None}
 
 
 def _moves(examination: Examination, ref: GoldenResults, name: str) -> bool:
@@ -159,15 +159,15 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _with_references(examination: Examination, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
-    done = examination.execute(PROBE, "small", RunSettings(), material, look=False)
-    if done.error is not None:
+    run = examination.execute(PROBE, "small", RunSettings(), material, look=False)
+    if run.error is not None:
         return None
     try:
-        ref = examination.references(material, done, own_decisions(examination, done))
+        ref = examination.references(material, run, own_decisions(examination, run))
         _ = ref.bounded
     except GoldenError:
         return None
-    return {n: t for n, _, t in done.results() if t is not None}, ref
+    return {n: t for n, _, t in run.results() if t is not None}, ref
 
 
 def _shares(

@@ -1,1 +1,1 @@
-"""Running a candidate: memory guards, torch's state, hooks, and Triton's interpreter."""
+"""Running a candidate: guard bands, torch's state, hooks, and Triton's interpreter."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
-from typing import Any
 
 import torch
 
 
-def environment(device: str | torch.device) -> dict[str, Any]:
+def environment(device: str | torch.device) -> dict[str, object]:
     """Versions and machine, as far as they can affect a number. interpreted: launches in Triton's interpreter."""
     gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     return {

@@ -50,7 +50,7 @@ def watching() -> Iterator[Interpreted]:
     launch, dot = executor.__call__, builder.create_dot
     within = "create_dot" in vars(builder)  # a nested run: restore the outer one's
 
-    def launched(self: Any, *args: object, **kwargs: object) -> Any:
+    def launched(self: object, *args: object, **kwargs: object) -> Any:
         seen.launches += 1
         seen.bfloat16 |= any(_is_bfloat16(a) for a in (*args, *kwargs.values()))
         return launch(self, *args, **kwargs)
@@ -88,7 +88,7 @@ def _module() -> Any:
         return None
 
 
-def _is_bfloat16(argument: Any) -> bool:
+def _is_bfloat16(argument: object) -> bool:
     """Whether an argument is bfloat16: a tensor, one in a tuple, or the base of a descriptor."""
     if isinstance(argument, tuple | list):
         return any(_is_bfloat16(a) for a in argument)

@@ -39,7 +39,7 @@ def speed_up(module: ModuleType) -> Callable[[], None]:
     scopes: list[Any] = []
     values, forget = interpreter_values.changes(module)
 
-    def launch(self: Any, *args: object, **kwargs: object) -> Any:
+    def launch(self: object, *args: object, **kwargs: object) -> Any:
         try:
             return _roomy(execute, self, *args, **kwargs)
         finally:

@@ -51,7 +51,7 @@ def _nothing() -> None:
     pass
 
 
-def _patch_builtin(module: ModuleType, package: object, builder: object, scope: Any) -> None:
+def _patch_builtin(module: ModuleType, package: object, builder: object, scope: object) -> None:
     """Patches the builtins of the language by cached names; Triton searches for them at every launch."""
     is_builtin = module.tl.core.is_builtin
     if package not in _builtins:
@@ -171,8 +171,8 @@ def _handle_init(module: ModuleType) -> Function:
     return __init__
 
 
-def _to_tensor(tensor: Any, ask: Function) -> Function:
-    def to_tensor(self: Any, x: object, check_type: bool = True) -> Any:
+def _to_tensor(tensor: object, ask: Function) -> Function:
+    def to_tensor(self: object, x: object, check_type: bool = True) -> Any:
         return x if type(x) is tensor else ask(self, x, check_type)
 
     return to_tensor
@@ -191,7 +191,9 @@ def _cast(core: ModuleType, ask: Function) -> Function:
 
 
 def _computation_type(dtype: Any, table: dict[object, Any], ask: Function) -> Function:
-    def computation_type_impl(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
+    def computation_type_impl(
+        self: object, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool
+    ) -> Any:
         if not (type(a) is dtype and type(b) is dtype):
             return ask(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
         key = (a.name, a_is_scalar, b.name, b_is_scalar, div_or_mod)
@@ -219,7 +221,7 @@ def _numpy(module: ModuleType) -> dict[str, Any]:
     return {name: module._get_np_dtype(module.tl.core.dtype(name)) for name in WIDE}
 
 
-def _number(core: ModuleType, value: Any) -> Any:
+def _number(core: ModuleType, value: object) -> Any:
     """The dtype of a bare number; None if Triton has to decide."""
     if type(value) is int:
         return core.int32 if -(2**31) <= value < 2**31 else None
@@ -296,7 +298,7 @@ def _operands(core: ModuleType, whole: list[bool], ask: Function) -> Function:
 def _whole(whole: list[bool], ask: Function) -> Function:
     """Marks operations on whole blocks: max of +0 and -0 depends on numpy's loop, and a shift writes to its operand."""
 
-    def operation(self: Any, *args: object, **named: object) -> Any:
+    def operation(self: object, *args: object, **named: object) -> Any:
         whole.append(True)
         try:
             return ask(self, *args, **named)
@@ -309,7 +311,7 @@ def _whole(whole: list[bool], ask: Function) -> Function:
 def _broadcast(core: ModuleType, ask: Function) -> Function:
     block_type = core.block_type
 
-    def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
+    def broadcast_impl_value(self: object, lhs: Any, rhs: Any) -> Any:
         a, b = lhs.type, rhs.type
         if type(a) is block_type and type(b) is block_type and a.shape.values == b.shape.values:
             return lhs, rhs

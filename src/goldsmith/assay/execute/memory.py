@@ -3,8 +3,8 @@
 Every buffer is `band | body | band`, with the body aligned to 256 bytes (Triton compiles another kernel for less).
 Bands of floating-point tensors hold a NaN that arithmetic does not produce, another for each buffer (memory_marks.py).
 A stray read shows in the results, a stray write in the band's bytes, even if it copies the band of another buffer.
-`Poison` guards every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*` or `full*`, forward and
-backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
+`Poison` puts guard bands around every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*` or
+`full*`, forward and backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Overrun:
 
 @dataclass
 class Buffer:
-    """One guarded allocation: `raw` bytes, of which [start, start + size) belong to `tensor`."""
+    """One allocation with guard bands: `raw` bytes, of which [start, start + size) belong to `tensor`."""
 
     raw: Tensor
     start: int
@@ -114,7 +114,7 @@ class Buffer:
 
 
 class Arena:
-    """The guarded buffers of one run; `watched` prepares them for `written_within`, after the forward has returned."""
+    """The buffers of one run; `watched` prepares them for `written_within`, after the forward has returned."""
 
     def __init__(self, fill: str = NAN_FILL, neighbour_sign: int = 0, *, watched: bool = False):
         self.fill, self.neighbour_sign, self.watched = fill, neighbour_sign, watched
@@ -134,7 +134,7 @@ class Arena:
         at_storage_start: bool = False,
         for_input: bool = False,
     ) -> Buffer:
-        """A new guarded buffer, whose first element lies `shift` elements after an aligned address.
+        """A new buffer between guard bands, whose first element lies `shift` elements after an aligned address.
 
         at_storage_start: storage_offset is 0, as for `torch.empty`; `as_strided` cannot reach the band before the body.
         for_input: the buffer is for an input or an output gradient.
@@ -168,7 +168,7 @@ class Arena:
             numbers[0::2], numbers[1::2] = self.neighbour_sign * LARGE[dtype], -self.neighbour_sign * LARGE[dtype]
 
     def place(self, name: str, value: Tensor, layout: str | None = None) -> Tensor:
-        """A guarded copy of an input or output gradient in a layout; None keeps its strides."""
+        """A copy between guard bands of an input or output gradient in a layout; None keeps its strides."""
         value = value.detach()
         stride, shift = strides_for(value, layout)
         buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift, for_input=True)
@@ -315,10 +315,10 @@ def _kind(func: OpOverload) -> str:
 
 
 class Poison(DispatchMode):
-    """Dispatch mode that guards and poisons every `empty*`, and guards every `zeros*`, `ones*` and `full*`.
+    """Dispatch mode that puts guard bands around every `empty*`, `zeros*`, `ones*` and `full*`, and poisons `empty*`.
 
     It works in the forward and in autograd's threads, which inherit it. Python custom operators run with the mode on,
-    so it also guards their buffers. It does not see allocations by C++ code or the memory plans of `torch.compile`.
+    so their buffers have guard bands too. It does not see what C++ code or programs of `torch.compile` allocate.
     """
 
     def __init__(self, arena: Arena):
@@ -335,11 +335,11 @@ class Poison(DispatchMode):
                 return func(*args)
             kwargs = {}
         if kind == "empty":
-            return self._guarded(func(*args, **kwargs))
+            return self._with_bands(func(*args, **kwargs))
         if kind == "filled":
             plain = func(*args, **kwargs)
-            guarded = self._guarded(plain)
-            return plain if guarded is plain else guarded.copy_(plain)
+            banded = self._with_bands(plain)
+            return plain if banded is plain else banded.copy_(plain)
         if kind == "custom":
             return self._enter(func, args, kwargs)
         written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize as well
@@ -357,7 +357,7 @@ class Poison(DispatchMode):
                 self.arena.forget(owner)
         return result
 
-    def _guarded(self, fresh: Tensor) -> Tensor:
+    def _with_bands(self, fresh: Tensor) -> Tensor:
         ordinary = type(fresh) is Tensor and fresh.layout == torch.strided and fresh.device.type != "meta"
         if not ordinary or fresh.numel() == 0 or fresh.is_quantized or fresh.is_pinned():
             return fresh

@@ -31,7 +31,7 @@ _LONG_WATCH = 0.25  # seconds, where the candidate left threads running
 
 def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
     """The results of all calls; `error` is set where one of them raised."""
-    run, done = CandidateRun(), PlainResults()
+    run, results = CandidateRun(), PlainResults()
     materials = (material, *calls.others)
     placed = {n: t.detach().clone() for n, t in material.inputs.items()}
     threads = set(threading.enumerate())
@@ -40,24 +40,28 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
         interpreted_kernels() if material.device.type == "cpu" else nullcontext(),
     ):
         try:
-            live = _calls(materials, calls, placed, run, done)
+            live = _calls(materials, calls, placed, run, results)
         except (TargetError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a candidate is evidence about it
             run.error = error
             return run
         left = [t for t in threading.enumerate() if t not in threads]
-        done.threads = len(left)
+        results.threads = len(left)
         time.sleep(_LONG_WATCH if left else calls.watch)
         if material.device.type == "cuda":
             torch.cuda.synchronize(material.device)
-    done.late = [(i, n) for i, n, t in live if not _same(t, done.outputs[i][n])]
-    run.plain = done
+    results.late = [(i, n) for i, n, t in live if not _same(t, results.outputs[i][n])]
+    run.plain = results
     return run
 
 
 def _calls(
-    materials: tuple[Material, ...], calls: PlainCalls, placed: dict[str, Tensor], run: CandidateRun, done: PlainResults
+    materials: tuple[Material, ...],
+    calls: PlainCalls,
+    placed: dict[str, Tensor],
+    run: CandidateRun,
+    results: PlainResults,
 ) -> list[tuple[int, str, Tensor]]:
     """Makes the calls; returns the watched results (call, name, the tensor itself)."""
     target, live, size = materials[0].target, list[tuple[int, str, Tensor]](), 0
@@ -81,13 +85,13 @@ def _calls(
         named = only_tensors(pairs, "candidate")
         run.names = tuple(n for n, _ in pairs)
         labels = {n: f"saved.{n}" if n in target.saved else n for n in named}
-        done.outputs.append({labels[n]: t.detach().clone() for n, t in named.items()})
+        results.outputs.append({labels[n]: t.detach().clone() for n, t in named.items()})
         size += sum(t.numel() * t.element_size() for t in named.values())
         if number < _WATCHED:
             own = [(n, t) for n, t in named.items() if not any(overlap(t, p) for p in placed.values())]
             live += [(number, labels[n], t.detach()) for n, t in own]  # calls write into the inputs themselves
         if with_grads:
-            _backward(material, target, supply, placed, named, wanted, number, done)
+            _backward(material, target, supply, placed, named, wanted, number, results)
     return live
 
 
@@ -102,7 +106,7 @@ def unavailable_names(target: Target, supply: Mapping[str, object]) -> tuple[str
 
 def _backward(
     material: Material, target: Target, supply: Mapping[str, object], placed: Mapping[str, Tensor],
-    named: Mapping[str, Tensor], wanted: tuple[str, ...], number: int, done: PlainResults,
+    named: Mapping[str, Tensor], wanted: tuple[str, ...], number: int, results: PlainResults,
 ) -> None:  # fmt: skip
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
@@ -111,16 +115,16 @@ def _backward(
         return
     sent = {n: material.cotangent(n, t) for n, t in visible.items()}
     if target.backward == "auto":
-        found = gradients_of(
+        autograd_results = gradients_of(
             list(visible.values()), [placed[n] for n in wanted], list(sent.values()), retain_graph=True
         )
-        grads = {f"{n}.grad": g for n, g in zip(wanted, found, strict=True)}
+        grads = {f"{n}.grad": g for n, g in zip(wanted, autograd_results, strict=True)}
     else:
         names = {**supply, **named, **{f"grad_{n}": t for n, t in sent.items()}}
         result = target.bound("backward", names)(names)
         grads = {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
-    done.grads[number] = {n: _copy(g) for n, g in grads.items()}
-    done.cotangents[number] = sent
+    results.grads[number] = {n: _copy(g) for n, g in grads.items()}
+    results.cotangents[number] = sent
 
 
 def _copy(grad: Tensor | None) -> Tensor | None:

@@ -44,7 +44,7 @@ def from_interpreter(error: BaseException) -> bool:
     return _origin(error).lacking
 
 
-def to_data(error: BaseException) -> dict[str, Any]:
+def to_data(error: BaseException) -> dict[str, object]:
     """An exception as plain data."""
     origin = _origin(error)
     base = next(k.__name__ for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k)

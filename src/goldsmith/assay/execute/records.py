@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ class KeptInputs:
 
 @dataclass(frozen=True)
 class PlainCalls:
-    """Calls as a user makes them: no guards, no poison, no dispatch mode, no stages; one tensor per input for all.
+    """Calls as a user makes them: no guard bands, no poison, no dispatch mode, no stages; one tensor per input for all.
 
     others      the arguments of further calls, beside those of the run
     schedule    for each call, which arguments: 0 those of the run, 1 the first of `others`, ...
@@ -111,7 +110,7 @@ class CandidateRun:
     by_forward        those of them that the forward overwrote
     overwritten       output -> mask of the elements that the backward overwrote
     unwritten         tensor -> mask of the elements that still hold poison
-    from_guards       tensor -> mask of the elements that hold bytes of a guard band
+    from_bands       tensor -> mask of the elements that hold bytes of a guard band
     aliases           pairs (result, tensor that it shares memory with)
     between           the run that the settings asked for between forward and backward
     earlier           results of the run `settings.earlier`, as its memory holds them after that call
@@ -140,7 +139,7 @@ class CandidateRun:
     by_forward: set[str] = field(default_factory=set)
     overwritten: dict[str, Tensor] = field(default_factory=dict)
     unwritten: dict[str, Tensor] = field(default_factory=dict)
-    from_guards: dict[str, Tensor] = field(default_factory=dict)
+    from_bands: dict[str, Tensor] = field(default_factory=dict)
     aliases: set[tuple[str, str]] = field(default_factory=set)
     between: CandidateRun | None = None
     earlier: dict[str, Tensor] = field(default_factory=dict)
@@ -174,16 +173,16 @@ class Material:
     case: str
     sizes: Mapping[str, object]
     inputs: Mapping[str, Tensor]
-    scalars: Mapping[str, Any]
+    scalars: Mapping[str, object]
     seed: int
     nudged: bool = False  # honest runs also round their inputs by one unit
     order: tuple[str, ...] = ()
 
     @property
-    def supply(self) -> dict[str, Any]:
+    def supply(self) -> dict[str, object]:
         return self.ordered(self.inputs)
 
-    def ordered(self, inputs: Mapping[str, object]) -> dict[str, Any]:
+    def ordered(self, inputs: Mapping[str, object]) -> dict[str, object]:
         """These inputs and the scalars, in the order of the case's dict."""
         every = {**inputs, **self.scalars}
         return {n: every[n] for n in (*self.order, *every)}

@@ -1,7 +1,7 @@
 """execute: one run of a candidate, forward and backward, with its stages and its effects on memory. It judges nothing.
 
-Inputs and output gradients are guarded copies; tensors that the candidate makes with `torch.empty*` are guarded and
-poisoned. A candidate that raises yields a run with `error` set, never an exception.
+Inputs and output gradients are copies between guard bands. Tensors that the candidate makes with `torch.empty*` have
+guard bands too, and are poisoned. A candidate that raises yields a run with `error` set, never an exception.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tracer import Tracer
 
 
 def execute(material: Material, settings: RunSettings | None = None) -> CandidateRun:
-    """Run the candidate once, forward and (unless the target has none) backward; where the target's runner says."""
+    """Run the candidate once, forward and (unless the target has none) backward, through the target's runner if any."""
     settings = settings or RunSettings()
     runner = material.target.runner
     return execute_here(material, settings) if runner is None else runner(material, settings)
@@ -66,7 +66,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
     run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)
     run.reused = dict(_reused(tracer))
-    _look_at_memory(run, arena, target, tracer.places)
+    _record_memory(run, arena, target, tracer.places)
     if settings.keep:
         kept_memory.keep(settings.keep, run)
     return run
@@ -91,14 +91,14 @@ def _forward_and_backward(
 ) -> None:
     target = material.target
     wanted = target.wanted_grads(material.inputs) if target.backward is not None and settings.backward else ()
-    there = {n: b.tensor for n, b in arena.inputs.items()}  # inputs that an earlier run left there
+    kept = {n: b.tensor for n, b in arena.inputs.items()}  # inputs that an earlier run left in this arena
     placed = {
-        n: there[n] if n in there else arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()
+        n: kept[n] if n in kept else arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()
     }
     if target.backward == "auto":
         for name in wanted:
             placed[name].requires_grad_()
-    supply = material.ordered({n: _passed(n, t, target) for n, t in placed.items()})
+    supply = material.ordered({n: _argument(n, t, target) for n, t in placed.items()})
     with Poison(arena):
         result = target.bound("candidate", supply)(supply)
         pairs = names_of(result, target.outputs, "candidate", unavailable=plain_calls.unavailable_names(target, supply))
@@ -116,7 +116,8 @@ def _forward_and_backward(
     if settings.between is not None:
         run.between = _between(settings.between, settings.fill)
         run.earlier = kept_memory.results(settings.earlier)
-        returned = {n: t.clone() for n, t in run.live_outputs.items()}  # changes by that call are not the backward's
+        # copied again, so that changes by that call do not count as the backward's
+        returned = {n: t.clone() for n, t in run.live_outputs.items()}
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
         visible = {n: t for n, t in visible.items() if t.requires_grad and settings.only_output in (None, n)}
@@ -129,7 +130,7 @@ def _forward_and_backward(
         placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, settings.layouts.get(f"grad_{name}"))
     step = _autograd if target.backward == "auto" else _own_backward
     if step is _own_backward and settings.substitute:
-        named = {n: _instead(n, t, target, settings.substitute) for n, t in named.items()}
+        named = {n: _substituted(n, t, target, settings.substitute) for n, t in named.items()}
     call = step(material, supply, placed, named, visible, wanted, tracer, settings.backward_twice)
     with Poison(arena):
         run.grads = call(run)
@@ -153,15 +154,15 @@ def _between(material: Material, fill: str) -> CandidateRun:
     return run
 
 
-def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
+def _argument(name: str, placed: Tensor, target: Target) -> Tensor:
     """The tensor to pass: a copy for a declared mutable leaf that requires grad, which cannot be written in place."""
     return placed.clone() if name in target.mutates and placed.requires_grad else placed
 
 
-def _instead(name: str, result: Tensor, target: Target, substitute: Mapping[str, Tensor]) -> Tensor:
+def _substituted(name: str, result: Tensor, target: Target, substitute: Mapping[str, Tensor]) -> Tensor:
     """The value of a forward result to pass to the backward: its substitute if there is one."""
-    wanted = substitute.get(_label(name, target))
-    return result if wanted is None or wanted.shape != result.shape else wanted.detach().to(result).clone()
+    value = substitute.get(_label(name, target))
+    return result if value is None or value.shape != result.shape else value.detach().to(result).clone()
 
 
 def _label(name: str, target: Target) -> str:
@@ -226,12 +227,12 @@ def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
             yield name, by
 
 
-def _one(a: Tensor, b: Tensor) -> bool:
+def _same_view(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same view of the same memory."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
-def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
+def _record_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
     for results in (run.live_outputs, run.grads, run.second_grads or {}, stages):
         arena.name({n: t for n, t in results.items() if t is not None})
     run.overruns = arena.overruns()
@@ -244,21 +245,21 @@ def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Map
     if run.error is None:
         grads = {n: g for n, g in run.grads.items() if g is not None}
         shared = aliases(grads, _inputs_only(placed))
-        # autograd returns one tensor for both addends of a + b, and copies it where it keeps it
-        run.aliases |= {(n, o) for n, o in shared if o not in grads or not _one(grads[n], grads[o])}
+        # for a + b, autograd returns one tensor as both gradients; it copies the tensor when it stores it in `.grad`
+        run.aliases |= {(n, o) for n, o in shared if o not in grads or not _same_view(grads[n], grads[o])}
     run.live_grads = {n: g.detach() for n, g in run.grads.items() if g is not None}
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
     if run.second_grads is not None:
         run.second_grads = {n: None if g is None else g.detach().clone() for n, g in run.second_grads.items()}
     for name, _, tensor in run.results():
-        for masks, look in ((run.unwritten, poison_left), (run.from_guards, band_read)):
+        for masks, look in ((run.unwritten, poison_left), (run.from_bands, band_read)):
             mask = None if tensor is None else look(tensor)
             if mask is not None:
                 masks[name] = mask
 
 
 def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs without output gradients: gradients may share memory with the latter, as in autograd's addition."""
+    """The inputs alone. A gradient may share memory with an output gradient, as autograd's addition does."""
     return {n: t for n, t in placed.items() if not n.startswith("grad_")}
 
 

@@ -73,27 +73,27 @@ class Tracer:
         return value
 
     def _replace(self, name: str, value: Tensor) -> Tensor:
-        wanted = self.substitute[name]
-        if wanted.shape != value.shape:
-            raise ValueError(f"stage {name!r} has shape {list(value.shape)}, its substitute {list(wanted.shape)}")
+        substitute = self.substitute[name]
+        if substitute.shape != value.shape:
+            raise ValueError(f"stage {name!r} has shape {list(value.shape)}, its substitute {list(substitute.shape)}")
         self.substituted.add(name)
-        wanted = wanted.detach().to(device=value.device, dtype=value.dtype)
+        substitute = substitute.detach().to(device=value.device, dtype=value.dtype)
         if not value.requires_grad:
-            return wanted.clone()
+            return substitute.clone()
         grad = self.substitute.get(f"{name}.grad")
-        return _Substitute.apply(value, wanted, None if grad is None else grad.detach().to(wanted))
+        return _Substitute.apply(value, substitute, None if grad is None else grad.detach().to(substitute))
 
 
 class _Substitute(torch.autograd.Function):
-    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, unlike adding a difference.
+    """y = substitute, with dy/dvalue = 1. It is exact, whereas value + (substitute - value) would round.
 
     If a gradient is given, the backward passes it on instead of the incoming one.
     """
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, wanted: Tensor, grad: Tensor | None) -> Tensor:
+    def forward(ctx: Any, value: Tensor, substitute: Tensor, grad: Tensor | None) -> Tensor:
         ctx.grad = grad
-        return wanted.clone()
+        return substitute.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -1,4 +1,4 @@
-"""offers_backward: whether a candidate comes with a whole backward, for problems that ask for none."""
+"""offers_backward: whether a candidate has a complete backward, although its problem does not ask for one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..execute.run import execute
 def offers_backward(target: Target, device: str | torch.device, seed: int) -> bool:
     """Whether, on the smallest case, every input that can have a gradient gets one through autograd.
 
-    A kernel without a backward returns tensors that are not part of a graph. One that is only partly made of torch's
-    operators has gradients for some inputs, and promises none.
+    A kernel without a backward returns tensors that are not part of a graph. A kernel that uses torch's operators for
+    a part of its work has gradients for some inputs only. Neither offers a backward.
     """
     case = target.smallest()
     supply = case.build(target.dtypes[0], device, seed)

@@ -49,12 +49,12 @@ class Candidate:
             **{"name": path.stem, "source": path.read_text(), "path": str(path), "language": language, **more}
         )
 
-    def loading(self, construct: Mapping[str, Any]) -> dict[str, Any]:
+    def loading(self, construct: Mapping[str, object]) -> dict[str, object]:
         """The arguments of LOADER."""
         own = {name: getattr(self, name) for name in ("source", "name", "entry", "language", "call")}
         return {**own, "files": dict(self.files), "construct": dict(construct)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

@@ -1,9 +1,9 @@
-"""CandidateCall: how a callable is found in a source and called. `load` does this in the candidate's process.
+"""CandidateCall: which function or class of a source is the candidate, and how to call it. `load` imports the source.
 
-function     a function (or any callable) of that name, called as a Target's candidate: arguments by name
-module       a class of that name, as KernelBench's `ModelNew`: built once, called with the weights of the case
-destination  a function that fills its last arguments, as FlashInfer-Bench's destination passing style
-positional   a function that takes the inputs by position, as FlashInfer-Bench's other solutions
+function     a function (or any callable) that takes its arguments by name, like a Target's candidate
+module       a class of modules, such as KernelBench's `ModelNew`: built once, called with the weights of the case
+destination  a function that fills its last arguments: FlashInfer-Bench's destination passing style
+positional   a function that takes the inputs by position, such as FlashInfer-Bench's other solutions
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Weight:
 class CandidateCall:
     """Plain data: it travels to the candidate's process, which has neither the golden nor the problem's file.
 
-    kind      one of KINDS; "": a function, or a module if the name is of a class of modules
-    names     names of the function or class, the first that is there
+    kind      one of KINDS; "" means a module if the name is that of a class of modules, otherwise a function
+    names     names to look for; the first that the source defines is the candidate
     order     names of the case in the order of the callable's arguments (all kinds but "function")
     args      arguments of a module's constructor; kwargs: by name
-    state     a module's weights that stay: name -> tensor
-    weights   a module's weights that the case has
+    state     weights of a module that are the same in every case: name -> tensor
+    weights   weights of a module that are inputs of the case
     outputs   tensors to allocate for destination passing style
     axes      axis -> (input, dimension): where its size can be read
     """
@@ -72,7 +72,7 @@ class CandidateCall:
     outputs: tuple[Output, ...] = ()
     axes: tuple[tuple[str, str, int], ...] = ()
 
-    def to_data(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, object]:
         """As dicts and tuples; `Problem.construct` holds it."""
         return {
             **{f.name: getattr(self, f.name) for f in fields(self)},
@@ -89,28 +89,27 @@ class CandidateCall:
 
 def load(
     source: str, name: str, entry: str = "", language: str = "python", call: str = "",
-    files: Mapping[str, str] | None = None, construct: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None, construct: Mapping[str, object] | None = None,
 ) -> Parts:  # fmt: skip
     """The candidate's callables. Its files are written to the current folder, which only this candidate has.
 
     Raises `Refusal` where the source does not parse or compile, needs a missing package, or lacks the function, and
     whatever the source itself raises.
     """
-    how, files = CandidateCall.from_data({**(construct or {}), **({"kind": call} if call else {})}), files or {}
-    names = (entry,) if entry else how.names
+    declared = CandidateCall.from_data({**(construct or {}), **({"kind": call} if call else {})})
+    names, files = (entry,) if entry else declared.names, files or {}
     folder = Path.cwd()
     if language in compiled_sources.LANGUAGES:
         function = compiled_sources.function(source, files, names, language, folder)
-        return Parts(
-            _called(function, how if how.kind in ("destination", "positional") else replace(how, kind="positional"))
-        )
+        by_position = declared.kind in ("destination", "positional")
+        return Parts(_called(function, declared if by_position else replace(declared, kind="positional")))
     for path, text in files.items():
         write_below(folder, path, text)
     if files and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # a solution of several files imports its own
+        sys.path.insert(0, str(folder))  # a solution of several files imports its other files
     module = _imported(source, name, folder)
-    found = next((n for n in names if hasattr(module, n)), None)
-    if found is None:
+    defined_name = next((n for n in names if hasattr(module, n)), None)
+    if defined_name is None:
         defined = [
             n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
         ]
@@ -118,22 +117,22 @@ def load(
             "no_entry",
             f"it defines no {' and no '.join(names)}; it defines: {', '.join(defined[:10]) or 'no function'}",
         )
-    value = getattr(module, found)
+    value = getattr(module, defined_name)
     if not callable(value):
-        raise Refusal("no_entry", f"{found} is of type {type(value).__name__}, not a function")
+        raise Refusal("no_entry", f"{defined_name} is of type {type(value).__name__}, not a function")
     backward, reset = getattr(module, "backward", None), getattr(module, "reset", None)
-    return Parts(_called(value, how), backward if callable(backward) else None, reset if callable(reset) else None)
+    return Parts(_called(value, declared), backward if callable(backward) else None, reset if callable(reset) else None)
 
 
-def _called(found: Callable[..., Any], entry: CandidateCall) -> Callable[..., Any]:
-    modules = isinstance(found, type) and issubclass(found, torch.nn.Module)
+def _called(value: Callable[..., object], entry: CandidateCall) -> Callable[..., Any]:
+    modules = isinstance(value, type) and issubclass(value, torch.nn.Module)
     if entry.kind == "module" or (not entry.kind and modules):
-        return Module(found, entry)
+        return Module(value, entry)
     if entry.kind == "destination":
-        return Destination(found, entry)
+        return Destination(value, entry)
     if entry.kind == "positional":
-        return Positional(found, entry.order)
-    return found
+        return Positional(value, entry.order)
+    return value
 
 
 def digest(t: Tensor) -> str:
@@ -150,8 +149,8 @@ def _imported(source: str, name: str, folder: Path) -> ModuleType:
         compile(source, str(file), "exec")
     except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
         line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
-        what = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
-        raise Refusal("does_not_parse", f"it does not parse: {line}{what}") from None
+        reason = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
+        raise Refusal("does_not_parse", f"it does not parse: {line}{reason}") from None
     except (RecursionError, MemoryError):
         raise Refusal("does_not_parse", "its expressions are nested too deeply for Python's parser") from None
     spec = importlib.util.spec_from_file_location(word, file)
@@ -170,17 +169,17 @@ def _imported(source: str, name: str, folder: Path) -> ModuleType:
 class Positional:
     """Calls a function with the case's values by position."""
 
-    def __init__(self, function: Callable[..., Any], order: Sequence[str]) -> None:
+    def __init__(self, function: Callable[..., object], order: Sequence[str]) -> None:
         self.function, self.order = function, tuple(order)
 
-    def __call__(self, **values: Any) -> Any:
+    def __call__(self, **values: object) -> object:
         return self.function(*(values[name] for name in (self.order or values)))
 
 
 class Destination:
     """Allocates the outputs, passes them after the inputs, and returns them."""
 
-    def __init__(self, function: Callable[..., Any], entry: CandidateCall) -> None:
+    def __init__(self, function: Callable[..., object], entry: CandidateCall) -> None:
         self.function, self.entry = function, entry
 
     def __call__(self, **values: Any) -> Any:
@@ -199,8 +198,8 @@ class Destination:
 class Module:
     """Calls an `nn.Module` with the weights of the case in place of its own.
 
-    Both models have the weights of one name; where names differ, equal values tell which is which, because both
-    constructors drew from one seed. remarks: sentences about weights that have no counterpart.
+    A weight of the case belongs to the weight of the same name, or else to the one with equal values: the problem's
+    model and this one were constructed from the same seed. remarks: a sentence for each weight that belongs to none.
     """
 
     def __init__(self, build: Callable[..., Any], entry: CandidateCall) -> None:

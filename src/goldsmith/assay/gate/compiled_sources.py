@@ -21,7 +21,7 @@ OWN_BINDINGS = ("PYBIND11_MODULE", "TORCH_LIBRARY")
 
 def function(
     source: str, files: Mapping[str, str], names: Sequence[str], language: str, folder: Path
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """The first of these functions that a C++ source defines; it takes its arguments by position."""
     from torch.utils import cpp_extension
 
@@ -58,10 +58,10 @@ def function(
 
 
 def prototype(source: str, name: str) -> str:
-    """The declaration of a function that the source defines, for bindings that are compiled apart; "" if none."""
+    """The declaration of a function that the source defines, for bindings that are compiled separately; "" if none."""
     code = _COMMENTS.sub(" ", source)
-    found = re.search(rf"^([\w:<>,&*\s]+?\b{re.escape(name)}\s*\([^{{}};]*\))\s*\{{", code, re.M)
-    return "" if found is None else re.sub(r"\s+", " ", found[1]).strip() + ";"
+    match = re.search(rf"^([\w:<>,&*\s]+?\b{re.escape(name)}\s*\([^{{}};]*\))\s*\{{", code, re.M)
+    return "" if match is None else re.sub(r"\s+", " ", match[1]).strip() + ";"
 
 
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)

@@ -50,7 +50,7 @@ class CandidateJudge:
     """Judges candidates; the problems that it read last stay loaded."""
 
     def __init__(self) -> None:
-        self.problems: dict[str, Any] = {}
+        self.problems: dict[str, object] = {}
 
     def verdict(self, request: Mapping[str, Any]) -> dict[str, Any]:
         from .bad_problem import BadProblem
@@ -71,7 +71,7 @@ class CandidateJudge:
             return Verdict(REFUSED, "judge", candidate.name, evidence=[text]).to_json()
         return verdict.to_json()
 
-    def _problem(self, data: Mapping[str, Any]) -> Any:
+    def _problem(self, data: Mapping[str, object]) -> Any:
         from .formats.problem_source import ProblemSource
 
         key = json.dumps(data, sort_keys=True)

@@ -116,7 +116,7 @@ class Judges:
 class _JudgeProcess:
     """One judge: a process, and a thread that reads its replies."""
 
-    def __init__(self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, Any] | None]], sandbox: str) -> None:
+    def __init__(self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, object] | None]], sandbox: str) -> None:
         self.inbox = inbox
         self.job: tuple[int, Pair, int] | None = None
         self.ready = False

@@ -59,7 +59,7 @@ class GateOptions:
     time: bool = False
     sandbox: str = "auto"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "limits": self.limits.to_json()}
 
     @classmethod
@@ -198,29 +198,31 @@ def _verdict(
         return Verdict(REFUSED, "reference_fault", evidence=texts)
     if report.verdict == UNJUDGED:
         return Verdict(REFUSED, "unjudged", evidence=[n.text for n in report.notes][:_SENTENCES])
-    found = [f for f in report.findings if f.rung != QUALITY]
-    if report.verdict != FAIL or not found:
+    findings = [f for f in report.findings if f.rung != QUALITY]
+    if report.verdict != FAIL or not findings:
         return Verdict(ACCEPTED)
-    texts = [f.text for f in found][:_SENTENCES]
+    texts = [f.text for f in findings][:_SENTENCES]
     examination = failing[0] if failing else None
     known = _facts(examination, facts, process)
     if declared:
-        trick = reasons.trick_of(found, known)
+        trick = reasons.trick_of(findings, known)
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
-            shown = repetitions.of_ones(examination, found, process) or repetitions.of_earlier_calls(process, another)
+            shown = repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(
+                process, another
+            )
             trick = shown or trick
     else:
-        trick = "shape_branch", f"right for the declared sizes, wrong for {found[0].case}: {found[0].text}"
+        trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
     if trick is not None:
         status, reason = CHEATING, trick[0]
         texts = list(dict.fromkeys([trick[1], *texts]))
     else:
         raised = examination is not None and examination._first is not None and examination.first.error is not None
-        status, reason = CRASHED if raised else WRONG, found[0].probe
-        small = "" if raised else reasons.digits(found, known)
+        status, reason = CRASHED if raised else WRONG, findings[0].probe
+        small = "" if raised else reasons.digits(findings, known)
         if small:
             reason, texts = "lowered_precision", [small, *texts]
-    return Verdict(status, reason, case=found[0].case, evidence=texts, finding=found[0])
+    return Verdict(status, reason, case=findings[0].case, evidence=texts, finding=findings[0])
 
 
 def _facts(examination: Examination | None, facts: SourceFacts, process: CandidateProcess) -> Facts:

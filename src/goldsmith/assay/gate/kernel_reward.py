@@ -33,7 +33,7 @@ def reward(
     options: GateOptions | None = None,
     column: str = "problem",
     language: str | None = None,
-    **problem_options: Any,
+    **problem_options: object,
 ) -> Reward:
     """A reward function that judges the source in each completion.
 
@@ -56,7 +56,7 @@ class Reward:
 
     def __init__(
         self, problem: Problem | str | Path | Mapping[str, str | Path], scores: Mapping[str, float] | None, jobs: int,
-        options: GateOptions | None, column: str, language: str | None, problem_options: Mapping[str, Any],
+        options: GateOptions | None, column: str, language: str | None, problem_options: Mapping[str, object],
     ) -> None:  # fmt: skip
         self.problem, self.column, self.language = problem, column, language
         self.problem_options = dict(problem_options)
@@ -83,25 +83,25 @@ class Reward:
         """End the judges' processes; the next call starts new ones."""
         self.judges.close()
 
-    def _named(self, info: Any) -> Any:
+    def _named(self, info: object) -> object:
         return info.get(self.column) if isinstance(info, Mapping) else None
 
-    def _scores(self, completions: Sequence[Any], names: Any) -> list[float]:
+    def _scores(self, completions: Sequence[object], names: object) -> list[float]:
         candidates = [self._candidate(number, completion) for number, completion in enumerate(completions)]
         given = names if isinstance(names, Sequence) and not isinstance(names, str) else [names] * len(candidates)
         keys = [(c.source, c.language, str(name)) for c, name in zip(candidates, given, strict=True)]
         first = {key: number for number, key in reversed(list(enumerate(keys)))}  # equal completions are judged once
         chosen = sorted(first.values())
         if isinstance(self.problem, Problem):
-            found = list(judge_all([candidates[n] for n in chosen], self.problem, options=self.options))
+            verdicts = list(judge_all([candidates[n] for n in chosen], self.problem, options=self.options))
         else:
             pairs: list[Pair] = [(self._source(given[n]), candidates[n]) for n in chosen]
-            found = list(self.judges.in_order(pairs))
-        known = dict(zip(chosen, found, strict=True))
+            verdicts = list(self.judges.in_order(pairs))
+        known = dict(zip(chosen, verdicts, strict=True))
         self.verdicts = [replace(known[first[key]], candidate=c.name) for key, c in zip(keys, candidates, strict=True)]
         return [self.scores[verdict.status] for verdict in self.verdicts]
 
-    def _candidate(self, number: int, completion: Any) -> Candidate:
+    def _candidate(self, number: int, completion: object) -> Candidate:
         source, language = completion_format.source(completion)
         return Candidate(f"completion_{number}", source, language=self.language or language)
 

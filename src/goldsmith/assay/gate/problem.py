@@ -24,7 +24,7 @@ class Problem:
     """
 
     golden: Callable
-    cases: Any
+    cases: object
     _: KW_ONLY
     name: str = ""
     outputs: tuple[str, ...] | None = None
@@ -35,14 +35,14 @@ class Problem:
     surrogate: tuple[str, ...] = ()
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     stored: Mapping[str, str] = field(default_factory=dict)
-    segments: Mapping[str, Any] = field(default_factory=dict)
+    segments: Mapping[str, object] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     compute: torch.dtype | None = None
     dot: str = "ieee"
     formula: str = "any"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
-    construct: Mapping[str, Any] = field(default_factory=dict)
+    construct: Mapping[str, object] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     wants_kernel: bool = False
     declared: Target = field(init=False, repr=False)
@@ -63,7 +63,7 @@ class Problem:
         return {**arguments, "backward": None if self.backward is None else "auto"}
 
     @staticmethod
-    def of(target: Target, **more: Any) -> Problem:
+    def of(target: Target, **more: object) -> Problem:
         """The problem of a target, without its candidate and its candidate's formula."""
         known = {f.name for f in fields(Problem) if f.init} & {f.name for f in fields(Target) if f.init}
         arguments = {name: getattr(target, name) for name in known}
@@ -71,6 +71,6 @@ class Problem:
             arguments["backward"] = "auto"
         return Problem(**{**arguments, "formula": "any", **more})
 
-    def target(self, candidate: Callable, runner: Callable[[Any, Any], Any] | None = None) -> Target:
+    def target(self, candidate: Callable, runner: Callable[[Any, Any], object] | None = None) -> Target:
         """The target with a candidate: a callable of this process, or a stand-in whose calls a runner makes."""
         return replace(self.declared, candidate=candidate, name=self.name, runner=runner)

@@ -17,7 +17,7 @@ from .formats.problem_source import ProblemSource, known_format, split
 MOST_BYTES = 4 << 30
 
 
-def packed(problem: ProblemSource) -> dict[str, Any]:
+def packed(problem: ProblemSource) -> dict[str, object]:
     """{"files": {path: bytes}, "where": ..., "options": ...}; paths are relative to a folder of the judge's."""
     path, wanted = split(problem.where)
     path, options = path.resolve(), dict(problem.to_json()["options"])
@@ -46,13 +46,13 @@ def unpacked(pack: Mapping[str, Any]) -> ProblemSource:
         key.update(path.encode() + b"\0" + content)
     folder = Path(tempfile.gettempdir()) / f"goldsmith-problem-{os.getuid()}-{key.hexdigest()[:20]}"
     if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             for path, content in pack["files"].items():
-                file = Path(made) / "problem" / path
+                file = Path(temporary) / "problem" / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
             try:
-                (Path(made) / "problem").rename(folder)
+                (Path(temporary) / "problem").rename(folder)
             except OSError:  # another judge was first
                 if not folder.is_dir():
                     raise

@@ -47,15 +47,15 @@ class Verdict:
     def ok(self) -> bool:
         return self.status == ACCEPTED
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "seconds": round(self.seconds, 4)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        found = data["finding"]
-        if found is not None:
-            place = found["location"]
+        finding = data["finding"]
+        if finding is not None:
+            place = finding["location"]
             if place is not None:
                 place = Location(**{**place, "segments": tuple(place["segments"])})
-            found = Finding(**{**found, "location": place})
-        return cls(**{**data, "finding": found})
+            finding = Finding(**{**finding, "location": place})
+        return cls(**{**data, "finding": finding})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .verdict import ACCEPTED, STATUSES, Verdict
 
@@ -27,7 +26,7 @@ def page(verdicts: Sequence[Verdict], *, conditions: Sequence[str] = ()) -> str:
     counts = Counter(v.status for v in verdicts)
     others = [v for v in verdicts if not v.ok]
     timed = sorted((v for v in verdicts if v.timing is not None), key=lambda v: (v.timing or {}).get("time", 0.0))
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "style": style(),
         "title": "goldsmith gate",
         "made": now(),
@@ -44,7 +43,7 @@ def page(verdicts: Sequence[Verdict], *, conditions: Sequence[str] = ()) -> str:
     return template("gate.html.j2").render(context)
 
 
-def _row(verdict: Verdict) -> dict[str, Any]:
+def _row(verdict: Verdict) -> dict[str, object]:
     return {
         "name": verdict.candidate,
         "status": verdict.status,

@@ -103,7 +103,7 @@ class Examination:
         self.short = ""  # the message of an out-of-memory error
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
-        self.plain_calls = 0  # beside the runs: a call without guards costs a tenth of a run
+        self.plain_calls = 0  # beside the runs: a call without guard bands costs a tenth of a run
         self.seconds: dict[str, float] = {}  # per probe
         self.interpreted = 0  # kernels that ran in Triton's interpreter
         self.stages: list[str] = []
@@ -128,7 +128,7 @@ class Examination:
     def execute(
         self,
         probe: str,
-        run: str,
+        label: str,
         how: RunSettings | None = None,
         material: Material | None = None,
         *,
@@ -140,25 +140,25 @@ class Examination:
         if how.fill == NAN_FILL and "poison" not in self.selected:
             how = replace(how, fill=ZERO_FILL)
         material = material or self.material
-        with hooks.running(self.label, probe, run, self.seed, self.findings):
-            done = execute(material, how)
+        with hooks.running(self.label, probe, label, self.seed, self.findings):
+            run = execute(material, how)
         if how.plain is not None:
             self.candidate_runs -= 1
-            self.plain_calls += 0 if done.plain is None else len(done.plain.outputs)
-        if done.between is not None:
+            self.plain_calls += 0 if run.plain is None else len(run.plain.outputs)
+        if run.between is not None:
             self.candidate_runs += 1
-            self._received("other inputs", done.between, look)
-        return self._received(run, done, look)
+            self._received("other inputs", run.between, look)
+        return self._received(label, run, look)
 
-    def _received(self, run: str, done: CandidateRun, look: bool) -> CandidateRun:
-        self.interpreted += done.interpreted.launches
-        if interpreter.distrusted(done.interpreted, self.target.compute):
-            self._written_outside(run, done)  # where a kernel writes does not depend on what it computes
+    def _received(self, label: str, run: CandidateRun, look: bool) -> CandidateRun:
+        self.interpreted += run.interpreted.launches
+        if interpreter.distrusted(run.interpreted, self.target.compute):
+            self._written_outside(label, run)  # where a kernel writes does not depend on what it computes
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")
         if look:
-            self.look(run, done)
-        return done
+            self.look(label, run)
+        return run
 
     @property
     def first(self) -> CandidateRun:
@@ -181,13 +181,13 @@ class Examination:
     def ref(self, references: GoldenResults) -> None:
         self._ref = references
 
-    def same_decisions(self, done: CandidateRun) -> bool:
+    def same_decisions(self, run: CandidateRun) -> bool:
         """Whether a run decided as the first one did; it may break ties differently or draw another mask."""
         return all(
             torch.equal(first_choice, choice)
             if first_choice is not None and choice is not None and first_choice.shape == choice.shape
             else first_choice is choice
-            for first_choice, choice in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
+            for first_choice, choice in ((decided(self.first, n), decided(run, n)) for n in self.target.decisions)
         )
 
     def references(
@@ -248,53 +248,53 @@ class Examination:
         share = float(mask.double().mean()) if mask.numel() else 0.0
         return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
 
-    def raised(self, probe: str, run: str, done: CandidateRun) -> bool:
+    def raised(self, probe: str, label: str, run: CandidateRun) -> bool:
         """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
-        if done.error is None:
+        if run.error is None:
             return False
-        reason = f"{type(done.error).__name__}: {_one_line(done.error)}{raised.place(done.error)}"
-        if raised.from_interpreter(done.error):
+        reason = f"{type(run.error).__name__}: {_one_line(run.error)}{raised.place(run.error)}"
+        if raised.from_interpreter(run.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {reason}")
             raise Ended("interpreter")
-        if isinstance(done.error, UnusableResult):
-            self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})", trick="lazy_output")
+        if isinstance(run.error, UnusableResult):
+            self.find(CERTAIN, probe, run.phase, f"the candidate's {run.error} ({label})", trick="lazy_output")
             return True
-        edits = inplace_errors.edited(done.error, self.target.wanted_grads(self.material.inputs))
-        reason = reason if edits is None else edits + raised.place(done.error)
-        self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {reason}")
+        edits = inplace_errors.edited(run.error, self.target.wanted_grads(self.material.inputs))
+        reason = reason if edits is None else edits + raised.place(run.error)
+        self.find(CERTAIN, probe, run.phase, f"the candidate raised in its {run.phase} ({label}): {reason}")
         return True
 
-    def golden_raises(self, run: str, material: Material, done: CandidateRun) -> bool:
+    def golden_raises(self, label: str, material: Material, run: CandidateRun) -> bool:
         """Whether the golden raises on a probe's own inputs as well; then the inputs are to blame."""
         try:
-            self.references(material, done).values  # noqa: B018
+            self.references(material, run).values  # noqa: B018
         except GoldenError as error:
             self.note(
-                GOLDEN_RAISED, self.target.name or "", f"{run}: the golden raises there, too ({error}); not judged"
+                GOLDEN_RAISED, self.target.name or "", f"{label}: the golden raises there, too ({error}); not judged"
             )
             return True
         return False
 
     # what must hold in every run
 
-    def look(self, run: str, done: CandidateRun) -> None:
+    def look(self, label: str, run: CandidateRun) -> None:
         """Check guard bands, inputs, shared memory and poison of one run."""
-        self._written_outside(run, done)
-        for text in done.changed_settings:
+        self._written_outside(label, run)
+        for text in run.changed_settings:
             self.note(
                 "settings",
                 text.partition(",")[0],
-                f"{text} after a run ({run}), which affects everything that runs later",
+                f"{text} after a run ({label}), which affects everything that runs later",
             )
         if "guard" in self.selected:
-            for name, mask in done.from_guards.items():
+            for name, mask in run.from_bands.items():
                 where = self.locate(name, mask)
-                text = f"{name} holds memory from outside a buffer: {where.text} ({run}); a stray read"
+                text = f"{name} holds memory from outside a buffer: {where.text} ({label}); a stray read"
                 self.find(CERTAIN, "guard", name, text, where=where)
         if "alias" in self.selected:
-            self._memory(run, done)
-        if "poison" in self.selected and done.error is None:
-            for name, mask in done.unwritten.items():
+            self._memory(label, run)
+        if "poison" in self.selected and run.error is None:
+            for name, mask in run.unwritten.items():
                 where = self.locate(name, mask)
                 text = (
                     f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
@@ -302,30 +302,30 @@ class Examination:
                 trick = "reused_memory" if where.fraction == 1 else ""
                 self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0, trick=trick)
 
-    def _written_outside(self, run: str, done: CandidateRun) -> None:
-        for hit in done.overruns:
-            self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
+    def _written_outside(self, label: str, run: CandidateRun) -> None:
+        for hit in run.overruns:
+            self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({label})")
 
-    def _memory(self, run: str, done: CandidateRun) -> None:
-        for name, mask in done.changed.items():
+    def _memory(self, label: str, run: CandidateRun) -> None:
+        for name, mask in run.changed.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             kind = "output gradient" if name.startswith("grad_") else "input"
-            by = "forward" if name in done.by_forward else done.phase
-            text = f"the {kind} {name} was modified: {where.text} ({run}, by the {by})"
+            by = "forward" if name in run.by_forward else run.phase
+            text = f"the {kind} {name} was modified: {where.text} ({label}, by the {by})"
             self.find(CERTAIN, "alias", name, text, where=where, trick="input_changed")
-        for name, mask in done.overwritten.items():
+        for name, mask in run.overwritten.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             text = f"the backward modified {name}, which the forward returned: {where.text}"
             self.find(CERTAIN, "alias", name, text, where=where, trick="late_write")
-        shared = self._ref.shared if done.aliases and self._ref is not None else set()
-        for name, other in sorted(done.aliases - shared):
+        shared = self._ref.shared if run.aliases and self._ref is not None else set()
+        for name, other in sorted(run.aliases - shared):
             text = f"{name} shares memory with {other}: writing one changes the other"
             self.find(CERTAIN, "alias", name, text, trick="aliased_output")
 
 
-def decided(done: CandidateRun, name: str) -> Tensor | None:
+def decided(run: CandidateRun, name: str) -> Tensor | None:
     """A run's decision `name`: an output, a saved output or a stage."""
-    everything = {**done.stages, **done.outputs}
+    everything = {**run.stages, **run.outputs}
     return everything.get(name, everything.get(f"saved.{name}"))
 
 

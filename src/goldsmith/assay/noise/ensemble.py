@@ -198,7 +198,7 @@ class LegalOrder(DispatchMode):
                     return args[0].copy_(y) if treatment.inplace else y
         return func(*args, **kwargs)
 
-    def _narrow(self, a: Any) -> Any:
+    def _narrow(self, a: object) -> Any:
         if isinstance(a, Tensor):
             return a.to(self.compute) if a.dtype == torch.float64 else a
         if type(a) is list or type(a) is tuple:

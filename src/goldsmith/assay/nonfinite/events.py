@@ -290,7 +290,7 @@ def _undefined(op: str, tensors: list[Tensor], numbers: list[float]) -> str:
     return ""
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> Any:
     if isinstance(value, Tensor):
         return value.detach().double() if value.is_floating_point() else value
     if isinstance(value, torch.dtype):
@@ -300,7 +300,7 @@ def _widened(value: Any) -> Any:
     return {k: _widened(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value: object) -> list[Any]:
     """Tensors and numbers in arguments or results, which operators nest one list deep."""
     if isinstance(value, list | tuple):
         items: Iterable[object] = value

@@ -93,7 +93,7 @@ class ModuleChecks:
             flags = call.gradient_flags if backward and call is not self.call else call.flags
             flags.append(Flag(path, role, low, high, tensor.numel(), count, index))
 
-    def end(self, output: Any) -> None:
+    def end(self, output: object) -> None:
         """The outermost module returns, or raises."""
         call = self.call
         if call is None:

@@ -49,7 +49,7 @@ class WatchMode(SleepingMode, DispatchMode):
         super().__init__()
         self.watch = watch
         self.history: dict[int, StorageHistory] = {}
-        self.plans: dict[object, OperatorEffects] = {}
+        self.effects: dict[object, OperatorEffects] = {}
         self.notes: list[FlagRecord] = []
         self.fresh = 0
         self.last = "the start"
@@ -60,34 +60,36 @@ class WatchMode(SleepingMode, DispatchMode):
         if not self.watch.listening or _aside.on:
             return func(*args, **kwargs)
         self.watch.remember()
-        plan = self.plans.get(func)
-        if plan is None:
-            plan = self.plans[func] = effects_of(func)
-        if plan.skip and not plan.constant:
+        effects = self.effects.get(func)
+        if effects is None:
+            effects = self.effects[func] = effects_of(func)
+        if effects.skip and not effects.constant:
             return func(*args, **kwargs)
         _aside.on = True
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # torch.no_grad() takes 5 times as long, and this runs for every operator
         try:
-            return self._run_watched(func, plan, args, kwargs)
+            return self._run_watched(func, effects, args, kwargs)
         finally:
             torch._C._set_grad_enabled(grad)
             _aside.on = False
 
-    def _run_watched(self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any) -> Any:
-        if plan.constant:
+    def _run_watched(self, func: Callable, effects: OperatorEffects, args: Any, kwargs: Any) -> Any:
+        if effects.constant:
             return self._constant(_run(func, args, kwargs))
-        if plan.empty:
-            return self._empty(_run(func, args, kwargs), plan.name)
-        written = [t for w in plan.writes for t in facts.leaves(kwargs.get(w) if isinstance(w, str) else _at(args, w))]
+        if effects.empty:
+            return self._empty(_run(func, args, kwargs), effects.name)
+        written = [
+            t for w in effects.writes for t in facts.leaves(kwargs.get(w) if isinstance(w, str) else _at(args, w))
+        ]
         read = [t for t in facts.leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if not plan.reads:
+        if not effects.reads:
             read = [t for t in read if not any(t is w for w in written)]
         read = [t for t in read if facts.plain(t)]
         if self.fresh:
-            self._judge_fresh(read, plan.name)
+            self._judge_fresh(read, effects.name)
         before: dict[int, float | Tensor] = {}
-        if plan.reads or plan.undeclared or not self.watch.sync and not all(t.is_cpu for t in read):
+        if effects.reads or effects.undeclared or not self.watch.sync and not all(t.is_cpu for t in read):
             # the operator overwrites these, or will have by the time that the flags are read
             before = {id(t): self._peak(t) for t in read}
         out = _run(func, args, kwargs)
@@ -96,12 +98,12 @@ class WatchMode(SleepingMode, DispatchMode):
         for number, tensor in enumerate(results):
             if facts.plain(tensor):
                 label = "what it changed" if written else f"result {number}" if len(results) > 1 else "its result"
-                of = [a[number] for a in lists if facts.plain(a[number])] if plan.many else read
-                self._judge(func, plan, args, kwargs, tensor, label, of, before)
-        for tensor in (_at(args, place) for place in plan.undeclared):
+                of = [a[number] for a in lists if facts.plain(a[number])] if effects.many else read
+                self._judge(func, effects, args, kwargs, tensor, label, of, before)
+        for tensor in (_at(args, place) for place in effects.undeclared):
             if facts.plain(tensor):
-                self._judge(func, plan, args, kwargs, tensor, "what it changed", read, before)
-        self.last = plan.name
+                self._judge(func, effects, args, kwargs, tensor, "what it changed", read, before)
+        self.last = effects.name
         return out
 
     # memory
@@ -206,12 +208,12 @@ class WatchMode(SleepingMode, DispatchMode):
     # judging
 
     def _judge(
-        self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any, out: Tensor, label: str,
+        self, func: Callable, effects: OperatorEffects, args: Any, kwargs: Any, out: Tensor, label: str,
         read: list[Tensor], before: dict[int, float | Tensor],
     ) -> None:  # fmt: skip
         value = self._measured(out)
         if not isinstance(value, Tensor) and math.isfinite(value):
-            history = self.record(out, plan.name, value)
+            history = self.record(out, effects.name, value)
             if history.under is None:  # otherwise the facts about the rest are not known yet
                 return
         literal = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
@@ -225,9 +227,9 @@ class WatchMode(SleepingMode, DispatchMode):
             before_it = self.entry(out)
             meant = before_it is not None and before_it.fresh and (literal or any(e.meant for _, _, e in operands))
             if isinstance(value, Tensor) or not math.isfinite(value):
-                history = self.record(out, plan.name, value, meant=meant)
+                history = self.record(out, effects.name, value, meant=meant)
             self.notes.append(
-                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), history, literal)
+                FlagRecord(effects.name, label, out.numel(), value, operands, self.watch.place(), history, literal)
             )
             if len(self.notes) >= FLUSH:
                 self.flush()
@@ -238,25 +240,25 @@ class WatchMode(SleepingMode, DispatchMode):
         guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
         unseen = [i for i, whose in guilty.items() if whose == FOREIGN]
         if not unseen and REPORTED in guilty.values():
-            self.record(out, plan.name, value, reported=True)
+            self.record(out, effects.name, value, reported=True)
             return
         created = None  # where it created Inf from finite numbers, beside infinities of the program
         if not unseen and math.isinf(value) and (guilty or literal):
-            created = facts.infinite_there(out, read) if plan.pointwise and not literal else None
+            created = facts.infinite_there(out, read) if effects.pointwise and not literal else None
             if created is None:
-                self.record(out, plan.name, value, meant=True)
+                self.record(out, effects.name, value, meant=True)
                 return
         if unseen:
             first = unseen[0]
-            source, likely = self._entered(read[first], entries[first], plan.name)
+            source, likely = self._entered(read[first], entries[first], effects.name)
             entry = entries[first] or self.record(read[first], "", peaks[first])
             entry.name = entry.name or source
             entry.reported = True
-            self._report(out, label, plan.name, value, read, peaks, False, source, likely)
+            self._report(out, label, effects.name, value, read, peaks, False, source, likely)
         else:
-            likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), created)
-            self._report(out, label, plan.name, value, read, peaks, True, plan.name, likely, created)
-        self.record(out, plan.name, value, reported=True)
+            likely = facts.cause(effects.name, func, args, kwargs, out, bool(effects.writes), bool(guilty), created)
+            self._report(out, label, effects.name, value, read, peaks, True, effects.name, likely, created)
+        self.record(out, effects.name, value, reported=True)
 
     def _entry_of(self, tensor: Tensor, peak: float) -> StorageHistory | None:
         """The facts about an operand that is not finite, if they are still known."""

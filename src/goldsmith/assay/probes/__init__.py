@@ -35,7 +35,7 @@ DEFAULT = (
     Probe("repeats", "three repeats, and another number of threads", repeats.run),
     Probe("scaling", "2^12 and 2^-12; zeros, equal values, an offset; NaN, Inf", scaling.run),
     Probe("taint", "first, last and a random slice of each axis", taint.run),
-    Probe("calls", "many plain calls, without guards; watched after the return", calls.run),
+    Probe("calls", "many plain calls, without guard bands; watched after the return", calls.run),
     Probe("float32", "16-bit targets also with float32 inputs", None),
 )
 NAMES = tuple(p.name for p in DEFAULT)

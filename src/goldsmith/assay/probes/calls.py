@@ -1,8 +1,8 @@
-"""Plain calls: as a user makes them, without guards and modes, many times, on the same tensors with changing numbers.
+"""Many plain calls, as a user makes them: no guard bands, no modes, the same tensors with changing numbers.
 
-Finds what a run under guards hides: results kept by address, identity, shape or version of an input; the right result
-for the first calls only, or for calls that look like a check; writes after the return. A case that is wrong already is
-not tried, unless its candidate is doubtful: then how it goes wrong shows what it is about.
+Finds what a run with guard bands hides: results kept by address, identity, shape or version of an input; the right
+result for the first calls only, or for calls that look like a check; writes after the return. A case that is wrong
+already is not tried, unless its candidate is doubtful: then the way it goes wrong may show a trick.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def run(examination: Examination) -> None:
     schedule = [0, len(others), *(order.randrange(len(materials)) for _ in range(CALLS - 2))]
     backward = tuple(schedule.index(k) for k in range(len(materials)))
     how = RunSettings(fresh=False, plain=PlainCalls(others, tuple(schedule), backward))
-    done = examination.execute(NAME, "plain calls", how, look=False)
-    if examination.raised(NAME, "plain calls", done) or done.plain is None:
+    run = examination.execute(NAME, "plain calls", how, look=False)
+    if examination.raised(NAME, "plain calls", run) or run.plain is None:
         return
-    for number, name in done.plain.late:
+    for number, name in run.plain.late:
         text = f"{name} of plain call {number + 1} changed after the call had returned"
         examination.find(CERTAIN, NAME, name, text, trick="late_write")
-    _judge(examination, materials, schedule, done.names, done.plain)
+    _judge(examination, materials, schedule, run.names, run.plain)
 
 
 def _alike(a: Material, b: Material) -> bool:
@@ -70,14 +70,14 @@ def _judge(
         first[which] = number
         grads = plain.grads.get(number, {})
         first_run = examination.first
-        made = CandidateRun(names, outputs, grads, stages=first_run.stages, saved=first_run.saved)
-        made.cotangents = plain.cotangents.get(number, {})
-        settled = decisions.settle(examination, made, examination.references(materials[which], made))
+        run = CandidateRun(names, outputs, grads, stages=first_run.stages, saved=first_run.saved)
+        run.cotangents = plain.cotangents.get(number, {})
+        settled = decisions.settle(examination, run, examination.references(materials[which], run))
         references[which] = settled
         before = len(examination.findings)
-        # a run of the same numbers alone was right: calls before this one matter, or that nothing guards the tensors
+        # a run of the same numbers alone was right: calls before this one matter, or the missing guard bands do
         label = f"plain call {number + 1}"
-        values.judge(examination, made, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
+        values.judge(examination, run, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
         alone = number == 0 or any(f.probe == NAME and f.trick == "shape_branch" for f in examination.findings[:before])
         trick = "shape_branch" if alone else "cached_result"
         fresh = examination.findings[before:]

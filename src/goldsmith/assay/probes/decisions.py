@@ -23,11 +23,11 @@ from ..report.results import CERTAIN, SYSTEMATIC
 NAME = "decisions"
 
 
-def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -> GoldenResults:
+def settle(examination: Examination, run: CandidateRun, plain: GoldenResults) -> GoldenResults:
     """The golden's results, computed with the candidate's legal decisions in place of its own."""
     legal: dict[str, Tensor] = {}
     for name, decision in examination.target.decisions.items():
-        choice = _candidate_decision(examination, name, done)
+        choice = _candidate_decision(examination, name, run)
         own = _golden_has(plain, name, "decision")
         if isinstance(decision, Given):
             legal[name] = choice
@@ -45,7 +45,7 @@ def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -
             legal[name] = _sign(examination, name, decision, choice, own, scores)
     if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in legal.items()):
         return plain
-    settled = examination.references(plain.material, done, legal)
+    settled = examination.references(plain.material, run, legal)
     _ = settled.values
     ignored = sorted(set(legal) - settled.decisions_used)
     if ignored:
@@ -56,12 +56,12 @@ def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -
     return settled
 
 
-def _candidate_decision(examination: Examination, name: str, done: CandidateRun) -> Tensor:
+def _candidate_decision(examination: Examination, name: str, run: CandidateRun) -> Tensor:
     """The candidate's decision: an output, a saved output or a stage."""
-    decision = decided(done, name)
+    decision = decided(run, name)
     if decision is not None:
         return decision
-    names = ", ".join([*done.outputs, *done.stages]) or "nothing"
+    names = ", ".join([*run.outputs, *run.stages]) or "nothing"
     raise TargetError(f"decisions: {name!r} is neither an output nor a stage of the candidate; there are: {names}")
 
 
@@ -75,7 +75,7 @@ def _golden_has(plain: GoldenResults, name: str, role: str) -> Tensor:
     )
 
 
-def _scalar(examination: Examination, value: Any) -> Any:
+def _scalar(examination: Examination, value: object) -> Any:
     return examination.material.scalars[value] if isinstance(value, str) else value
 
 

@@ -28,7 +28,7 @@ SINGLE = 8  # stages of the golden that are tried one by one
 
 def hint(
     examination: Examination,
-    done: CandidateRun,
+    run: CandidateRun,
     reference: GoldenResults,
     name: str,
     kind: str,
@@ -43,7 +43,7 @@ def hint(
     phrase = examination.hints.get(name, "")
     if not phrase and tensor is not None:
         phrase = _formula_hint(reference, name, tensor)  # the narrower hint of the two
-        phrase = phrase or _declaration_hint(examination, done, reference, name, kind, tensor, scaled)
+        phrase = phrase or _declaration_hint(examination, run, reference, name, kind, tensor, scaled)
         examination.hints[name] = phrase
     if not phrase and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return OUT_OF_RANGE
@@ -62,7 +62,7 @@ def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:
 
 def _declaration_hint(
     examination: Examination,
-    done: CandidateRun,
+    run: CandidateRun,
     reference: GoldenResults,
     name: str,
     kind: str,
@@ -86,7 +86,7 @@ def _declaration_hint(
         return allowed
 
     def allows(compute: torch.dtype | None, stages: tuple[str, ...]) -> bool:
-        against = _declared(examination, done, reference, compute, stages, dtype).reference(name, kind)
+        against = _declared(examination, run, reference, compute, stages, dtype).reference(name, kind)
         if against is None or not ladder.judge(name, tensor, against).ok:
             return False
         return against.noise.usable and not ladder.stands_out(name, tensor, against)
@@ -100,7 +100,7 @@ def _declaration_hint(
             f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
         )
         return f"; right for a kernel that rounds {rounded} to {spelt}: if it is meant to, declare stored={{{stores}}}"
-    if right(dtype) or (scaled and _overflows(_declared(examination, done, reference, dtype, (), dtype), name)):
+    if right(dtype) or (scaled and _overflows(_declared(examination, run, reference, dtype, (), dtype), name)):
         return (
             f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
             f"compute=torch.{spelt}"
@@ -115,18 +115,18 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
 
 
 def _declared(
-    examination: Examination, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
+    examination: Examination, run: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
     stages: tuple[str, ...], dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
     """The golden's results under another declaration; cached for all tensors of the run."""
-    examination.declared = [d for d in examination.declared if d[0] is done]
+    examination.declared = [d for d in examination.declared if d[0] is run]
     for _, how, results in examination.declared:
         if how == (compute, stages):
             return results
     results = GoldenResults(
-        reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
+        reference.material, run, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
     )
-    examination.declared.append((done, (compute, stages), results))
+    examination.declared.append((run, (compute, stages), results))
     return results
 
 

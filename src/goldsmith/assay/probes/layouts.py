@@ -48,10 +48,10 @@ def _try_first_output_alone(examination: Examination) -> None:
     """
     name = next(iter(examination.first.cotangents))
     label = f"grad_{name} alone"
-    done = examination.execute(NAME, label, RunSettings(only_output=name))
-    if not examination.raised(NAME, f"a gradient for {name} alone, none for the other outputs", done):
-        settled = decisions.settle(examination, done, examination.references(examination.material, done))
-        values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
+    run = examination.execute(NAME, label, RunSettings(only_output=name))
+    if not examination.raised(NAME, f"a gradient for {name} alone, none for the other outputs", run):
+        settled = decisions.settle(examination, run, examination.references(examination.material, run))
+        values.judge(examination, run, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
 
 
 def _value(examination: Examination, name: str) -> Tensor:
@@ -83,20 +83,20 @@ def _try_layout(examination: Examination, layout: str, names: list[str]) -> None
 def _agrees(examination: Examination, layout: str, names: list[str], *, report: bool) -> bool:
     label = f"layout:{layout}({', '.join(names)})"
     how = RunSettings(layouts=dict.fromkeys(names, layout))
-    done = examination.execute(NAME, label, how)
-    if done.error is not None:
+    run = examination.execute(NAME, label, how)
+    if run.error is not None:
         if report:
-            examination.raised(NAME, label, done)
+            examination.raised(NAME, label, run)
         return False
     first = {n: t for n, _, t in examination.first.results()}
-    if all(same_bits(first.get(n), t) for n, _, t in done.results()):
+    if all(same_bits(first.get(n), t) for n, _, t in run.results()):
         return True
     before = list(examination.findings), dict(examination.maps)
     reference = examination.ref
-    if not examination.same_decisions(done):
-        reference = decisions.settle(examination, done, examination.references(examination.material, done))
+    if not examination.same_decisions(run):
+        reference = decisions.settle(examination, run, examination.references(examination.material, run))
     noise, skip = "ensemble" in examination.selected, frozenset(examination.bad)
-    failed = values.judge(examination, done, reference, NAME, label, noise=noise, repeat=how, skip=skip)
+    failed = values.judge(examination, run, reference, NAME, label, noise=noise, repeat=how, skip=skip)
     if not report:
         examination.findings, examination.maps = before
     return not failed
@@ -105,15 +105,15 @@ def _agrees(examination: Examination, layout: str, names: list[str], *, report: 
 def _check_refusal(examination: Examination, layout: str, names: list[str]) -> None:
     """With layouts="contiguous" the candidate must either raise an exception or return the right result."""
     label = f"layout:{layout}({', '.join(names)})"
-    done = examination.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
-    if isinstance(done.error, REFUSALS):
-        text = f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
+    run = examination.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
+    if isinstance(run.error, REFUSALS):
+        text = f"{layout} inputs are refused, as declared: {_first_line(run.error)}"
         examination.note("refused_layout", ", ".join(names), text)
-    elif done.error is not None:
-        examination.raised(NAME, label, done)
+    elif run.error is not None:
+        examination.raised(NAME, label, run)
     else:
         values.judge(
-            examination, done, examination.ref, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad)
+            examination, run, examination.ref, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad)
         )
 
 
@@ -173,35 +173,35 @@ def _expanded_agrees(
 ) -> bool:
     label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}{of}' for n in sent)])})"
     material = examination.material.with_inputs(inputs)
-    done = examination.execute(NAME, label, RunSettings(cotangents=sent), material, look=report)
-    if done.error is not None and inputs and examination.target.mutates:
+    run = examination.execute(NAME, label, RunSettings(cotangents=sent), material, look=report)
+    if run.error is not None and inputs and examination.target.mutates:
         return True
-    if done.error is not None and examination.golden_raises(label, material, done):
+    if run.error is not None and examination.golden_raises(label, material, run):
         return True
     before = list(examination.findings), list(examination.rows), dict(examination.maps)
-    if done.error is not None:
-        text = f"{label} is refused: {_first_line(done.error)}"
-        examination.find(CERTAIN, NAME, done.phase, text)
+    if run.error is not None:
+        text = f"{label} is refused: {_first_line(run.error)}"
+        examination.find(CERTAIN, NAME, run.phase, text)
         good = False
     else:
-        settled = decisions.settle(examination, done, examination.references(material, done))
+        settled = decisions.settle(examination, run, examination.references(material, run))
         skip = frozenset(examination.bad)
-        failed = values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
-        good = not failed - _note_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
+        failed = values.judge(examination, run, settled, NAME, label, noise=False, repeat=None, skip=skip)
+        good = not failed - _note_ties(examination, run, settled, failed if inputs else set(), label, len(before[0]))
     if not good and not report:
         examination.findings, examination.rows, examination.maps = before
-    return good and not done.overruns
+    return good and not run.overruns
 
 
 def _note_ties(
-    examination: Examination, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, first_new: int
+    examination: Examination, run: CandidateRun, settled: GoldenResults, failed: set[str], label: str, first_new: int
 ) -> set[str]:
     """Integer results that differ only because repeated rows tie (as in scaling's values:flat); they become a note.
 
     first_new: the index of the first finding of this run; findings on the tied results are removed.
     """
-    whole = {n for n, _, t in done.results() if t is not None and not t.is_floating_point()}
-    tied = {n for n in failed & whole if reach.right_nearby(examination, settled, n, done)}
+    whole = {n for n, _, t in run.results() if t is not None and not t.is_floating_point()}
+    tied = {n for n in failed & whole if reach.right_nearby(examination, settled, n, run)}
     if tied:
         examination.findings[first_new:] = [f for f in examination.findings[first_new:] if f.tensor not in tied]
         names = ", ".join(sorted(tied))

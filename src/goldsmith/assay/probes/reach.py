@@ -40,8 +40,8 @@ def reached_elements(
         outcome = run_changed(examination, changed(times), f"{label}, {times:g}")
         if outcome is None:
             continue
-        done, references = outcome
-        actual = results(examination, done)
+        run, references = outcome
+        actual = results(examination, run)
         for name, mask in places.items():
             if name in actual and not bool(reached[name].any()):  # one number is enough
                 reached[name] = mask & moved(examination, name, actual[name], references)
@@ -63,9 +63,9 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
     return off_kinks(examination, name, out, references)
 
 
-def right_nearby(examination: Examination, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
+def right_nearby(examination: Examination, reference: GoldenResults, name: str, run: CandidateRun) -> bool:
     """Whether rounding of the inputs explains the result: exp(x - logsumexp(x)) rounds at the size of x."""
-    actual, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
+    actual, golden = {n: t for n, _, t in run.results()}.get(name), reference.values[name]
     if actual is None or actual.shape != golden.shape:
         return False
     return not bool(off_golden(examination, name, actual, reference, inputs_alone=True).any())

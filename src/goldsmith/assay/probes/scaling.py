@@ -38,9 +38,9 @@ def run(examination: Examination) -> None:
         return
     for exponent in (12, -12):
         change = partial(_changed, examination, change=partial(_scaled, exponent=exponent))
-        done, golden = _judge_changed(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        run, golden = _judge_changed(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
         if golden is not None:
-            scaling_exact.compare(examination, NAME, f"scale:2^{exponent}", done, golden, change)
+            scaling_exact.compare(examination, NAME, f"scale:2^{exponent}", run, golden, change)
     # equal values make every maximum a tie and may put every rectifier on its kink, where any subgradient is legal
     _judge_changed(examination, "values:flat", _equal_values, RunSettings(backward=False))
     # a one-pass sum is within its bound here, and far outside the noise of honest runs
@@ -103,29 +103,27 @@ def _judge_changed(
         return replace(_changed(examination, material, change), nudged=noise)
 
     material = changed(examination.material)
-    done = examination.execute(NAME, label, settings, material)
+    run = examination.execute(NAME, label, settings, material)
     if (
-        done.error is not None
-        and examination.golden_raises(label, material, done)
-        or examination.raised(NAME, label, done)
+        run.error is not None
+        and examination.golden_raises(label, material, run)
+        or examination.raised(NAME, label, run)
     ):
-        return done, None
-    reference = decisions.settle(examination, done, examination.references(material, done))
+        return run, None
+    reference = decisions.settle(examination, run, examination.references(material, run))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
-    if reference.read_back is not None and any(_overflows(reference, n) for n in done.outputs):
+    if reference.read_back is not None and any(_overflows(reference, n) for n in run.outputs):
         open_ends |= {n for n in reference.bounded if n.endswith(".grad")}  # a backward may read the overflowed output
     findings_before, maps_before = list(examination.findings), dict(examination.maps)
     try:
         failed = values.judge(
-            examination, done, reference, NAME, label, noise=noise, repeat=settings,
+            examination, run, reference, NAME, label, noise=noise, repeat=settings,
             skip=frozenset(examination.bad | open_ends), change=changed,
         )  # fmt: skip
         excused = {n for n in failed if not _honest_passes(examination, reference, n)}
-        stable = (
-            set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, done)}
-        )
+        stable = set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, run)}
         if noise:
-            excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, done)}
+            excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, run)}
         steep = {n for n in failed - excused if noise and _honest_runs_stand_out(reference, n)}
     except BaseException:  # such as out of memory: drop the findings, because the golden has not been checked yet
         examination.findings, examination.maps = findings_before, maps_before
@@ -147,7 +145,7 @@ def _judge_changed(
         if names:
             text = ", ".join(sorted(names))
             examination.note("compute_range", text, f"{text}: {reason} at {label}; not judged there")
-    return done, reference
+    return run, reference
 
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
@@ -156,16 +154,16 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
     return entry is not None and bool(torch.isinf(entry.value.to(reference.stores[name])).any())
 
 
-def _errs_like_rerounded(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
+def _errs_like_rerounded(reference: GoldenResults, name: str, run: CandidateRun) -> bool:
     """Whether the golden with one more rounding of every number errs about as much.
 
     Example: exp2(x c - m c) in place of exp(x - m).
     """
-    actual, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
-    runs = [run[name].double() for run in reference.jittered if name in run]
-    if actual is None or actual.shape != golden.shape or not runs:
+    actual, golden = {n: t for n, _, t in run.results()}.get(name), reference.values[name]
+    others = [values[name].double() for values in reference.jittered if name in values]
+    if actual is None or actual.shape != golden.shape or not others:
         return False
-    farthest = max(float((run - golden).abs().max()) for run in runs)
+    farthest = max(float((value - golden).abs().max()) for value in others)
     return bool(
         ((actual.double() - golden).abs() <= _REROUNDED_FACTOR * farthest).all()
     )  # false for NaN, which is no rounding
@@ -200,18 +198,18 @@ def _plant_special(examination: Examination, label: str, value: float, is_specia
     elements = _changed_elements(examination)
     material = _planted(examination, elements, value)
     forward_only = value == float("inf")  # a gradient at infinity depends on the formula
-    done = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
-    if isinstance(done.error, REFUSALS):
+    run = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
+    if isinstance(run.error, REFUSALS):
         examination.note(
-            "refused_value", examination.target.name or "", f"{label} is refused with {type(done.error).__name__}"
+            "refused_value", examination.target.name or "", f"{label} is refused with {type(run.error).__name__}"
         )
         return
-    if examination.raised(NAME, label, done):
+    if examination.raised(NAME, label, run):
         return
-    golden = examination.references(material, done, own_decisions(examination, done))
+    golden = examination.references(material, run, own_decisions(examination, run))
     leaks: dict[str, Tensor] = {}
     swallowed: dict[str, Tensor] = {}
-    for name, _, tensor in done.results():
+    for name, _, tensor in run.results():
         expected = golden.values.get(name)
         if tensor is None or expected is None or name in examination.bad or not tensor.is_floating_point():
             continue
@@ -226,7 +224,7 @@ def _plant_special(examination: Examination, label: str, value: float, is_specia
         if bool(finite_instead.any()):
             swallowed[name] = finite_instead
     _report_leaks(examination, golden, label, leaks, is_special)
-    _report_swallowed(examination, golden, label, value, is_special, done, swallowed)
+    _report_swallowed(examination, golden, label, value, is_special, run, swallowed)
 
 
 def _report_leaks(
@@ -277,11 +275,11 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
         return _planted(examination, _changed_elements(examination), None, times)
 
     material = changed(1.0)
-    done = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
-    actual = {n: t for n, _, t in done.results()}.get(name)
-    if done.error is not None or actual is None or actual.shape != mask.shape:
+    run = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
+    actual = {n: t for n, _, t in run.results()}.get(name)
+    if run.error is not None or actual is None or actual.shape != mask.shape:
         return torch.zeros_like(mask)
-    references = examination.references(material, done, own_decisions(examination, done))
+    references = examination.references(material, run, own_decisions(examination, run))
     # in the golden, the changed element does not influence these
     unmoved = mask & (references.values[name] == examination.ref.values[name])
     wrong = torch.zeros_like(mask)
@@ -299,7 +297,7 @@ def _report_swallowed(
     label: str,
     value: float,
     is_special: Callable[[Tensor], Tensor],
-    done: CandidateRun,
+    run: CandidateRun,
     swallowed: dict[str, Tensor],
 ) -> None:
     """Report results that are finite where the golden is NaN or Inf, if the changed element of an input matters there.
@@ -321,12 +319,12 @@ def _report_swallowed(
     for input, place in _changed_elements(examination).items():
         special, finite = (
             examination.references(
-                _planted(examination, {input: place}, v), done, own_decisions(examination, done)
+                _planted(examination, {input: place}, v), run, own_decisions(examination, run)
             ).values
             for v in (value, None)
         )
         nearby = (
-            _gradients_nearby(examination, done, input, place)
+            _gradients_nearby(examination, run, input, place)
             if any(name.endswith(".grad") for name in swallowed)
             else {}
         )
@@ -367,12 +365,12 @@ def _without_planted(examination: Examination, label: str, name: str, mask: Tens
     return mask
 
 
-def _gradients_nearby(examination: Examination, done: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
+def _gradients_nearby(examination: Examination, run: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
     """The golden's gradients after a relative change of 1e-6 of the one element."""
     copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)
     values = examination.references(
-        examination.material.with_inputs({input: copy}), done, own_decisions(examination, done)
+        examination.material.with_inputs({input: copy}), run, own_decisions(examination, run)
     ).values
     return {n: g for n, g in values.items() if n.endswith(".grad")}
 

@@ -23,11 +23,11 @@ Change = Callable[[Material], Material]
 
 
 def compare(
-    examination: Examination, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change
+    examination: Examination, probe: str, label: str, run: CandidateRun, golden: GoldenResults, change: Change
 ) -> None:
     """Compare a scaled run with the plain one; report a difference only if a fresh seed repeats it."""
     differing = {n.tensor for n in examination.notes if n.id == "order_nondeterminism"}
-    broken = _inexact(examination, examination.material, examination.first, done, golden)
+    broken = _inexact(examination, examination.material, examination.first, run, golden)
     broken = {n: m for n, m in broken.items() if n not in examination.bad | differing}
     if not broken:
         return
@@ -46,12 +46,12 @@ def compare(
             examination.find(SYSTEMATIC, probe, name, text, where=where)
 
 
-def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
-    return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
+def _results(run: CandidateRun) -> list[tuple[str, Tensor]]:
+    return [(n, t) for n, _, t in run.results() if t is not None and t.is_floating_point()]
 
 
 def _inexact(
-    examination: Examination, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
+    examination: Examination, plain: Material, first: CandidateRun, run: CandidateRun, golden: GoldenResults
 ) -> dict[str, Tensor]:
     """Masks of the elements that are not the plain run's times the golden's power of two. golden: of the scaled run."""
     if examination.target.decisions:
@@ -62,7 +62,7 @@ def _inexact(
     before = examination.ref if first is examination.first else examination.references(plain, first)
     after = golden.values
     first_results, out = dict(_results(first)), {}
-    for name, y in _results(done):
+    for name, y in _results(run):
         first_result = first_results.get(name)
         power = factor(before.values[name], after[name]) if name in before.values and name in after else None
         if first_result is None or power is None or first_result.shape != y.shape or first_result.dtype != y.dtype:

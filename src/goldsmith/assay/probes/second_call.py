@@ -44,27 +44,27 @@ def _interleaved(examination: Examination) -> None:
     """Make and judge a whole call with other inputs between the forward and backward of the first ones."""
     material = examination.variant(1)
     how = RunSettings(fresh=False, between=material, earlier=examination.key)
-    done = examination.execute(NAME, "interleaved", how)
-    if done.between is not None:
-        _judge_others(examination, material, done.between)
-    for name, apart in _lost(examination.first, done.earlier).items():
+    run = examination.execute(NAME, "interleaved", how)
+    if run.between is not None:
+        _judge_others(examination, material, run.between)
+    for name, apart in _lost(examination.first, run.earlier).items():
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         text = f"a later call overwrote what the first returned: {apart.text}"
         examination.find(CERTAIN, NAME, name, text, where=where)
     label = "the first inputs, with a call of other inputs between forward and backward"
-    if not examination.raised(NAME, label, done):
-        agree(examination, NAME, "interleaved", done, BETWEEN)
+    if not examination.raised(NAME, label, run):
+        agree(examination, NAME, "interleaved", run, BETWEEN)
 
 
-def agree(examination: Examination, probe: str, label: str, done: CandidateRun, text: str) -> bool:
+def agree(examination: Examination, probe: str, label: str, run: CandidateRun, text: str) -> bool:
     """Whether a run of the same inputs has the bits of the first, or differs within the noise (a note)."""
-    if not examination.same_decisions(done):
-        settled = decisions.settle(examination, done, examination.references(examination.material, done))
+    if not examination.same_decisions(run):
+        settled = decisions.settle(examination, run, examination.references(examination.material, run))
         skip = frozenset(examination.bad)
-        return not values.judge(examination, done, settled, probe, label, noise=False, repeat=None, skip=skip)
+        return not values.judge(examination, run, settled, probe, label, noise=False, repeat=None, skip=skip)
     names = {n: t for n, _, t in examination.first.results()}
     good = True
-    for name, kind, tensor in done.results():
+    for name, kind, tensor in run.results():
         if name in examination.bad:
             continue
         reference = examination.ref.reference(name, kind)
@@ -92,9 +92,9 @@ def _lost(first: CandidateRun, now: Mapping[str, Tensor]) -> dict[str, Differenc
     return {n: change for n, change in apart.items() if not change.equal}
 
 
-def _backward_twice(examination: Examination, done: CandidateRun) -> None:
-    for name, grad in done.grads.items():
-        again = (done.second_grads or {}).get(name)
+def _backward_twice(examination: Examination, run: CandidateRun) -> None:
+    for name, grad in run.grads.items():
+        again = (run.second_grads or {}).get(name)
         apart = difference(grad, again, examination.ref.reference(name, "grad"))
         if not apart.equal and not apart.legal and name not in examination.bad:
             where = None if apart.mask is None else examination.locate(name, apart.mask)
@@ -109,12 +109,12 @@ def _backward_twice(examination: Examination, done: CandidateRun) -> None:
                 maps.draw_one(examination, "backward twice", "grad", again, examination.ref, name)
 
 
-def _judge_others(examination: Examination, material: Material, done: CandidateRun) -> None:
+def _judge_others(examination: Examination, material: Material, run: CandidateRun) -> None:
     """Judge other values of the same shapes by their own golden, which shows a result cached by shape."""
-    if examination.raised(NAME, "other inputs of the same shapes", done):
+    if examination.raised(NAME, "other inputs of the same shapes", run):
         return
-    plain = examination.references(material, done)
-    settled = decisions.settle(examination, done, plain)
+    plain = examination.references(material, run)
+    settled = decisions.settle(examination, run, plain)
     values.judge(
-        examination, done, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(examination.bad)
+        examination, run, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(examination.bad)
     )

@@ -84,25 +84,25 @@ def slices(examination: Examination) -> list[Slice]:
     return out
 
 
-def results(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
+def results(examination: Examination, run: CandidateRun) -> dict[str, Tensor]:
     """The floating results of a run that can be compared."""
     skip = examination.bad | set(examination.target.decisions)
-    return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
+    return {n: t for n, _, t in run.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
 def run_changed(examination: Examination, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
-    done = examination.execute(NAME, label, material=material, look=False)
-    if done.error is not None:  # a candidate may refuse NaN, or numbers out of range
+    run = examination.execute(NAME, label, material=material, look=False)
+    if run.error is not None:  # a candidate may refuse NaN, or numbers out of range
         return None
-    return done, examination.references(material, done, own_decisions(examination, done))
+    return run, examination.references(material, run, own_decisions(examination, run))
 
 
 def nan_masks(
-    examination: Examination, done: CandidateRun, references: GoldenResults
+    examination: Examination, run: CandidateRun, references: GoldenResults
 ) -> list[tuple[str, Tensor, Tensor]]:
     """(tensor, silent, leaking): masks; silent: only the golden is NaN; leaking: only the candidate is NaN."""
     suspects = []
-    for name, tensor in results(examination, done).items():
+    for name, tensor in results(examination, run).items():
         expected = references.values.get(name)
         if expected is None or expected.shape != tensor.shape:
             continue
@@ -118,7 +118,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def own_decisions(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
+def own_decisions(examination: Examination, run: CandidateRun) -> dict[str, Tensor]:
     """The candidate's own decisions, legal or not, so that only the results computed from them are compared."""
-    decisions = {n: decided(done, n) for n in examination.target.decisions}
+    decisions = {n: decided(run, n) for n in examination.target.decisions}
     return {n: t for n, t in decisions.items() if t is not None}

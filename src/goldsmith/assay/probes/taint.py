@@ -46,11 +46,11 @@ def _second_opinion(
     outcome = run_changed(examination, part.filled(examination, None), f"taint:finite({part.text})")
     if outcome is None:
         return
-    done, references = outcome
+    run, references = outcome
     first = {n: t for n, _, t in examination.first.results()}
     leaks: dict[str, Tensor] = {}
     for name, silent, leaking in suspects:
-        tensor = results(examination, done).get(name)
+        tensor = results(examination, run).get(name)
         if tensor is None or name not in references.values:
             continue
         still = tensor == first[name]
@@ -77,9 +77,9 @@ def _try_finite(examination: Examination, part: Slice) -> None:
     outcome = run_changed(examination, part.filled(examination, None), f"taint:finite({part.text})")
     if outcome is None:
         return
-    done, references = outcome
+    run, references = outcome
     first = {n: t for n, _, t in examination.first.results()}
-    for name, tensor in results(examination, done).items():
+    for name, tensor in results(examination, run).items():
         expected, before, was = references.values.get(name), examination.ref.bounded.get(name), first.get(name)
         if expected is None or before is None or was is None or expected.shape != tensor.shape:
             continue
@@ -100,10 +100,10 @@ def _try_neighbours(examination: Examination) -> None:
     first = {n: t for n, _, t in examination.first.results()}
     reported: set[str] = set()
     for sign in (1, -1):  # a lone stray element has only one sign
-        done = examination.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
-        if done.error is not None or not examination.same_decisions(done):
+        run = examination.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
+        if run.error is not None or not examination.same_decisions(run):
             return
-        for name, tensor in results(examination, done).items():
+        for name, tensor in results(examination, run).items():
             before, was = examination.ref.bounded.get(name), first.get(name)
             if name in reported or before is None or was is None or was.shape != tensor.shape:
                 continue

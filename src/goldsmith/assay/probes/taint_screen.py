@@ -59,15 +59,15 @@ def _without_influence(examination: Examination, slices: list[Slice], footprints
     outcome = run_changed(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
     if outcome is None:
         return set(slices)
-    done, references = outcome
+    run, references = outcome
     _ = references.bounded  # also computes the values; needed below if all slices show
     left = set()
     for part in slices:
         others = [s for s in slices if (s.name, s.index) != (part.name, part.index)]
         unchanged = _golden(examination, _changed(examination, others)).values
-        if not _follows(examination, results(examination, done), references, unchanged, footprints[part]):
+        if not _follows(examination, results(examination, run), references, unchanged, footprints[part]):
             left.add(part)
-    if not left and not all(_right(name, y, references) for name, y in results(examination, done).items()):
+    if not left and not all(_right(name, y, references) for name, y in results(examination, run).items()):
         return set(slices)  # all slices show, yet the values are wrong: something shows where it should not
     return left
 
@@ -153,10 +153,10 @@ def _by_footprint(slices: list[Slice], footprints: dict[Slice, Footprint]) -> li
     return list(groups.values())
 
 
-def _moved(examination: Examination, done: CandidateRun, references: GoldenResults) -> bool:
+def _moved(examination: Examination, run: CandidateRun, references: GoldenResults) -> bool:
     """Whether a result moved by more than rounding at an element where the golden's did not move."""
     first = {n: t for n, _, t in examination.first.results()}
-    for name, y in results(examination, done).items():
+    for name, y in results(examination, run).items():
         expected, before, was = references.values.get(name), examination.ref.bounded.get(name), first.get(name)
         if expected is not None and before is not None and was is not None and expected.shape == y.shape:
             still = (y == was) | ((y.double() - was.double()).abs() <= 2 * SLACK * before.bound)

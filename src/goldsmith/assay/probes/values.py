@@ -74,7 +74,7 @@ def _check_golden(examination: Examination, plain: GoldenResults) -> None:
 
 def judge(
     examination: Examination,
-    done: CandidateRun,
+    run: CandidateRun,
     reference: GoldenResults,
     probe: str,
     label: str,
@@ -90,9 +90,9 @@ def judge(
     change: what this run did to its input values; the fresh seed's inputs get the same change.
     """
     decided = set(examination.target.decisions)
-    actual = {n: (k, t) for n, k, t in done.results()}
+    actual = {n: (k, t) for n, k, t in run.results()}
     for name in reference.bounded:
-        if name not in actual and name in _expected(examination, done, reference):
+        if name not in actual and name in _expected(examination, run, reference):
             actual[name] = ("grad" if name.endswith(".grad") else "output", None)
     repeats = _Repeats(examination, probe, repeat, change) if repeat is not None and noise else None
 
@@ -117,7 +117,7 @@ def judge(
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
             tensor = torch.zeros_like(examination.material.inputs[name.removesuffix(".grad")])
-        reported = _reported_elements(examination, done, name)
+        reported = _reported_elements(examination, run, name)
         if reported is not None and tensor is not None and reported.shape == golden.shape:
             tensor = torch.where(reported, golden.to(tensor.dtype), tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
@@ -127,7 +127,7 @@ def judge(
             if excused:
                 judgement, gross = look(name, tensor, against, confirm)
         if gross is not None or not judgement.ok:
-            hint = hints.hint(examination, done, reference, name, kind, tensor, scaled=probe == "scaling")
+            hint = hints.hint(examination, run, reference, name, kind, tensor, scaled=probe == "scaling")
             judgement.findings = [replace(f, text=f.text + hint) for f in judgement.findings]
             gross = gross if gross is None else replace(gross, text=gross.text + hint)
         if label != "values":
@@ -141,7 +141,7 @@ def judge(
     if label == "values":
         examination.bad |= failed
     else:
-        maps.draw_run(examination, done, reference, label, failed)
+        maps.draw_run(examination, run, reference, label, failed)
     return failed
 
 
@@ -195,9 +195,9 @@ def _other_side(
     return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
-def _reported_elements(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
-    """Elements that hold poison or guard bytes; those probes report them, so the ladder ignores them."""
-    sources = (("poison", done.unwritten), ("guard", done.from_guards))
+def _reported_elements(examination: Examination, run: CandidateRun, name: str) -> Tensor | None:
+    """Elements that hold poison or bytes of a guard band; those probes report them, so the ladder ignores them."""
+    sources = (("poison", run.unwritten), ("guard", run.from_bands))
     masks = [masks[name] for probe, masks in sources if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
@@ -215,8 +215,8 @@ class _Repeats:
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
             if attempt not in self.runs:
                 self.runs[attempt] = self._make(attempt)
-            done, references = self.runs[attempt]
-            tensor = dict((n, t) for n, _, t in done.results()).get(name)
+            run, references = self.runs[attempt]
+            tensor = dict((n, t) for n, _, t in run.results()).get(name)
             reference = _against(references, name, kind, True)
             if reference is None:
                 raise TargetError(f"{name}: the golden has it under one seed and not under another")
@@ -229,12 +229,12 @@ class _Repeats:
     def _make(self, attempt: int) -> tuple[CandidateRun, GoldenResults]:
         material = self.examination.variant(100 + attempt)
         material = material if self.change is None else self.change(material)
-        done = self.examination.execute(self.probe, "confirmation", self.how, material, look=False)
-        if done.error is not None:
-            self.examination.raised(self.probe, "fresh seed", done)
+        run = self.examination.execute(self.probe, "confirmation", self.how, material, look=False)
+        if run.error is not None:
+            self.examination.raised(self.probe, "fresh seed", run)
             raise Ended("the candidate raised")
-        plain = self.examination.references(material, done)
-        return done, decisions.settle(self.examination, done, plain)
+        plain = self.examination.references(material, run)
+        return run, decisions.settle(self.examination, run, plain)
 
 
 def _check_names(examination: Examination, plain: GoldenResults) -> None:
@@ -248,26 +248,24 @@ def _check_names(examination: Examination, plain: GoldenResults) -> None:
             )
 
 
-def _expected(examination: Examination, done: CandidateRun, reference: GoldenResults) -> set[str]:
+def _expected(examination: Examination, run: CandidateRun, reference: GoldenResults) -> set[str]:
     """The results that should exist according to the golden."""
     wanted = (
-        {f"{n}.grad" for n in examination.target.wanted_grads(examination.material.inputs)}
-        if done.cotangents
-        else set()
+        {f"{n}.grad" for n in examination.target.wanted_grads(examination.material.inputs)} if run.cotangents else set()
     )
     declared = examination.target.outputs or ()
     wanted |= {f"saved.{n}" if n in examination.target.saved else n for n in declared}
     return wanted if examination.target.outputs is not None else wanted | set(reference.outputs)
 
 
-def _stages(examination: Examination, done: CandidateRun) -> None:
+def _stages(examination: Examination, run: CandidateRun) -> None:
     """Compare the stages that both name: a difference is a note while every result is right, otherwise a bad row."""
-    for name, tensor in done.stages.items():
+    for name, tensor in run.stages.items():
         reference = examination.ref.reference(name, "stage", noise=False)
         if reference is None:
-            known = ", ".join(n for n in examination.ref.bounded if n not in done.outputs)
+            known = ", ".join(n for n in examination.ref.bounded if n not in run.outputs)
             examination.note("unknown_stage", name, f"the golden has no stage {name!r}; it has: {known or 'none'}")
-        elif name not in examination.target.decisions and name not in done.outputs:
+        elif name not in examination.target.decisions and name not in run.outputs:
             judgement = ladder.judge(name, tensor, reference, case=examination.label, run="values", probe="values")
             differs = examination.absorb(judgement, failing=False)
             if differs and examination.bad:
@@ -288,10 +286,10 @@ def _debug_outputs(examination: Examination) -> None:
     _stages(examination, CandidateRun(outputs=traced.outputs, stages=fresh))
 
 
-def _narrow_results(examination: Examination, done: CandidateRun) -> None:
+def _narrow_results(examination: Examination, run: CandidateRun) -> None:
     """Note each result stored narrower than every input, because its rounding covers losses before the store."""
     inputs = [unit_roundoff(t.dtype) for t in examination.material.inputs.values() if t.is_floating_point()]
-    for name, tensor in done.outputs.items():
+    for name, tensor in run.outputs.items():
         unit = unit_roundoff(tensor.dtype)
         if inputs and unit > max(inputs):
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -302,7 +300,7 @@ def _narrow_results(examination: Examination, done: CandidateRun) -> None:
             examination.note("narrow_result", name, text)
 
 
-def _forward_only(examination: Examination, done: CandidateRun) -> None:
+def _forward_only(examination: Examination, run: CandidateRun) -> None:
     """Report outputs without a gradient although the golden's gradient flows from them: the candidate lost it.
 
     An output marked non-differentiable on purpose looks the same, so the message shows how to declare that.
@@ -311,11 +309,11 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
     if target.backward != "auto" or not wanted:
         return
     kept = (*(f"saved.{n}" for n in target.saved), *target.decisions)
-    visible = {n: t for n, t in done.outputs.items() if n not in kept and t.is_floating_point()}
+    visible = {n: t for n, t in run.outputs.items() if n not in kept and t.is_floating_point()}
     able = examination.ref.differentiable if target.golden_backward is None else frozenset(visible)
-    lost = [n for n in visible if n in able and n not in done.cotangents]
+    lost = [n for n in visible if n in able and n not in run.cotangents]
     try:
-        flows = {n: _inputs_reached(examination, done, n, visible) for n in lost}
+        flows = {n: _inputs_reached(examination, run, n, visible) for n in lost}
     except (GoldenError, NotImplementedError):  # the first request for the golden's gradient, and it has none
         text = f"{', '.join(lost)} of the candidate does not require grad, and the golden's backward raises"
         examination.note("forward_only", lost[0], f"{text}: gradients were not judged")
@@ -324,7 +322,7 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
     if not sources:
         return
     inputs = [n for n in wanted if any(n in flows[source] for source in sources)]
-    if not done.cotangents:
+    if not run.cotangents:
         text = (
             f"the candidate returns no gradient: none of its outputs requires grad, while the golden's gradient flows "
             f"from {', '.join(sources)} to {', '.join(inputs)}; a kernel that is forward only is declared with "
@@ -341,10 +339,10 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
         examination.find(CERTAIN, "values", name, text)
 
 
-def _inputs_reached(examination: Examination, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+def _inputs_reached(examination: Examination, run: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
     """The inputs that the golden's gradient of this output alone reaches."""
     sent = {n: torch.zeros_like(t) for n, t in visible.items()}
     sent[name] = examination.material.cotangent(name, visible[name])
-    alone = examination.references(examination.material, replace(done, cotangents=sent), examination.ref.decisions)
+    alone = examination.references(examination.material, replace(run, cotangents=sent), examination.ref.decisions)
     wanted = examination.target.wanted_grads(examination.material.inputs)
     return {n for n in wanted if f"{n}.grad" in alone.values and bool(alone.values[f"{n}.grad"].count_nonzero())}

@@ -45,7 +45,7 @@ class RankGroup(Protocol):
     def alive(self) -> bool: ...
 
     def run(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, limit_s: float | None = None
+        self, function: Callable[..., object], arguments: Sequence[tuple[object, ...]], *, limit_s: float | None = None
     ) -> list[Any]: ...
 
     def close(self) -> None: ...
@@ -79,8 +79,8 @@ class RankPool:
         self._receive(START_S + limit_s)
 
     def run(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, limit_s: float | None = None
-    ) -> list[Any]:
+        self, function: Callable[..., object], arguments: Sequence[tuple[object, ...]], *, limit_s: float | None = None
+    ) -> list[object]:
         """[function(*arguments[rank]) on every rank]; the function must be importable. Raises RankError.
 
         limit_s   within which all must answer; default: the pool's

@@ -150,7 +150,7 @@ def _forward(
     placements: Mapping[str, tuple[Placement, ...]],
     tensors: Mapping[str, Tensor],
     needed: list[str],
-    others: Mapping[str, Any],
+    others: Mapping[str, object],
 ) -> tuple[bool, list[Tensor]]:
     if shape not in MESHES:
         MESHES[shape] = init_device_mesh(device, shape)

@@ -40,8 +40,8 @@ class SimulatedRanks:
         self.alive = True
 
     def run(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, limit_s: float | None = None
-    ) -> list[Any]:
+        self, function: Callable[..., object], arguments: Sequence[tuple[object, ...]], *, limit_s: float | None = None
+    ) -> list[object]:
         """What the function returns on every rank. Raises RankError if it raises, TargetError if torch cannot."""
         if not self.alive:
             raise RankError("the ranks have ended")
@@ -91,7 +91,7 @@ def _joined(values: Sequence[Any]) -> Any:
     return first
 
 
-def _of_rank(value: Any, rank: int) -> Any:
+def _of_rank(value: object, rank: int) -> object:
     if isinstance(value, Tensor):
         parts: Mapping[int, Tensor] | None = getattr(value, "_local_tensors", None)
         return value if parts is None else parts[rank]

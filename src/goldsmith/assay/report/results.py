@@ -163,7 +163,7 @@ class ReportFacts:
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 

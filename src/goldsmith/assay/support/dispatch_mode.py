@@ -14,11 +14,11 @@ _traced_by = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None: nothin
 class DispatchMode(TorchDispatchMode):
     """A TorchDispatchMode that keeps torch's compiler out only while something is being traced.
 
-    torch itself guards every `__torch_dispatch__` against its compiler, and imports the compiler for that: 1 s a
+    torch itself protects every `__torch_dispatch__` from its compiler, and imports the compiler for that: 1 s a
     process.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         plain = cls.__dict__.get("__torch_dispatch__")
         super().__init_subclass__(**kwargs)
         if plain is not None:
@@ -27,7 +27,9 @@ class DispatchMode(TorchDispatchMode):
 
 def _untraced(plain: Any, untraced: Any) -> Any:
     @functools.wraps(plain)
-    def __torch_dispatch__(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self: object, func: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         return (plain if _traced_by() is None else untraced)(self, func, types, args, kwargs)
 
     return __torch_dispatch__

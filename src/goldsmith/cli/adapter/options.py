@@ -15,7 +15,7 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="The base model: a folder, or a hub name that this machine has a copy of."),
 ]
-Adapter = Annotated[str, typer.Argument(metavar="ADAPTER", help="The folder of a peft adapter for it.")]
+Adapter = Annotated[str, typer.Argument(metavar="ADAPTER", help="The folder of a peft adapter for this model.")]
 
 
 CHECK = {"What to check": ("model", "adapter", "runtime", "text", "merged"), "Output": ("json",)}
@@ -45,10 +45,11 @@ def check(
         typer.Option(help="ours, peft, merged, vllm or sglang; repeatable. Default: all of them.", metavar="NAME"),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="A text file to compute. Default: a few sentences.", metavar="FILE")
+        Path | None,
+        typer.Option(help="A text file whose tokens every runtime computes. Default: a few sentences.", metavar="FILE"),
     ] = None,
     merged: Annotated[
-        Path | None, typer.Option(help="A merged model to check in place of one merged here.", metavar="DIR")
+        Path | None, typer.Option(help="A merged model to check. Default: the command merges one.", metavar="DIR")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -52,7 +52,7 @@ def run(
     for option in request.threads:
         count = option.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
-            raise Failure(f"--threads {option}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
+            raise Failure(f"--threads {option}: expected a whole number of at least 1, such as 8 or 8:TEXT.")
     subjects = list(_subjects(request, names, device, modules))
     chosen = _chosen_peers(request, peers, err)
     conditions = Conditions.here(device, request.commit)
@@ -87,7 +87,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _TimingJob:
     """A benchmark case and how to make its subject; `op` is None for a module of several operators."""
 
     name: str
@@ -121,14 +121,14 @@ def _table_key(row: TimingRow) -> tuple[str, str, int | None]:
     return row.op, row.case, row.threads
 
 
-def _makers(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
+def _makers(subjects: list[_TimingJob], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
     """A maker per subject; a line on stderr announces each one, with the estimated time left."""
     began = time.monotonic()
-    for k, planned in enumerate(subjects):
+    for k, job in enumerate(subjects):
         left = (time.monotonic() - began) / k * (len(subjects) - k) if k else 0
         more = f", about {duration(left)} left" if k else ""
-        err.print(f"[dim]{k + 1} of {len(subjects)}{more}: {planned.name} {planned.entry.name}[/]")
-        yield partial(planned.make, planned.entry, device)
+        err.print(f"[dim]{k + 1} of {len(subjects)}{more}: {job.name} {job.entry.name}[/]")
+        yield partial(job.make, job.entry, device)
 
 
 def _cases(modules: Mapping[str, type[ModuleSubject]]) -> dict[str, Sequence[BenchCase]]:
@@ -156,7 +156,7 @@ def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) ->
 
 def _subjects(
     request: BenchRequest, selected: list[str], device: str, modules: Mapping[str, type[ModuleSubject]]
-) -> Iterator[_Planned]:
+) -> Iterator[_TimingJob]:
     ops, cases_of = Op.all(), _cases(modules)
     any_chosen = False
     for name in selected:
@@ -169,7 +169,7 @@ def _subjects(
             any_chosen = True
             module = modules.get(name)
             make = module if module is not None else partial(SUBJECTS.get(name, Subject), ops[name])
-            yield _Planned(name, entry, make, None if module is not None else ops[name])
+            yield _TimingJob(name, entry, make, None if module is not None else ops[name])
     if not any_chosen:
         cases = sorted({e.name for name in selected for e in cases_of[name]})
         why = " that is small enough for a CPU"
@@ -222,10 +222,13 @@ def _device_and_names(request: BenchRequest, names: list[str], err: Console) -> 
         return device, names
     if on_cpu == names:
         err.print(
-            f"[dim]{', '.join(names)}: timed on the CPU, as the kernels are for CPUs; --device cuda times the GPU.[/]"
+            f"[dim]{', '.join(names)}: timed on the CPU, because these kernels are for CPUs; "
+            "--device cuda times the GPU.[/]"
         )
         return "cpu", names
-    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are for CPUs. Name them alone, or give --device.[/]")
+    err.print(
+        f"[dim]left out: {', '.join(on_cpu)}, which are for CPUs. To time them, name no others, or pass --device.[/]"
+    )
     return device, [name for name in names if name not in on_cpu]
 
 
@@ -251,7 +254,7 @@ def _write_row(target: IO[str] | None, row: TimingRow, out: str | None, err: Con
         raise
     except OSError as error:
         why = error.strerror or error
-        err.print(f"[yellow]Cannot write {escape(str(out))}: {why}. The rows that follow are only shown.[/]")
+        err.print(f"[yellow]Cannot write {escape(str(out))}: {why}. From here on the rows are only printed.[/]")
         return None
     return target
 

@@ -92,7 +92,7 @@ def finetune(
     eval_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Held-out data of the same kinds: its loss, perplexity and token accuracy are logged.",
+            help="Held-out data, in the same formats. The log gets its loss, perplexity and token accuracy.",
             metavar="FILE/NAME",
         ),
     ] = None,

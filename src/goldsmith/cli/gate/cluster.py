@@ -63,11 +63,11 @@ def _connect(ray: Any, address: str, jobs: int | None) -> None:
 def _run(ray: Any, pairs: Sequence[Pair], options: GateOptions, most: int | None) -> Iterator[tuple[int, Verdict]]:
     gpus = 1 if options.device.startswith("cuda") else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(judge_batch)
-    batches, problems = _batches(pairs), dict[str, Any]()
+    batches, problems = _batches(pairs), dict[str, object]()
     data = options.to_json()
     if gpus:
         data["device"] = "cuda"  # Ray shows a task only its own
-    running: dict[Any, list[int]] = {}
+    running: dict[object, list[int]] = {}
     left = list(reversed(batches))
     try:
         while left or running:
@@ -93,11 +93,11 @@ def _run(ray: Any, pairs: Sequence[Pair], options: GateOptions, most: int | None
 
 def _finished(ray: Any, done: Any, numbers: Sequence[int], pairs: Sequence[Pair]) -> Iterator[tuple[int, Verdict]]:
     try:
-        found = [Verdict.from_json(verdict) for verdict in ray.get(done)]
+        verdicts = [Verdict.from_json(verdict) for verdict in ray.get(done)]
     except ray.exceptions.RayError as error:
         text = f"its task failed on the cluster: {str(error).strip().splitlines()[0]}"[:300]
-        found = [_refused(pairs[n][1], "judge", text) for n in numbers]
-    yield from zip(numbers, found, strict=True)
+        verdicts = [_refused(pairs[n][1], "judge", text) for n in numbers]
+    yield from zip(numbers, verdicts, strict=True)
 
 
 def _batches(pairs: Sequence[Pair]) -> list[list[int]]:
@@ -122,8 +122,8 @@ _judges: dict[str, Judges] = {}
 
 
 def judge_batch(
-    pack: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+    pack: Mapping[str, object], candidates: Sequence[Mapping[str, object]], options: Mapping[str, object]
+) -> list[dict[str, object]]:
     """The verdicts on a few candidates, as JSON."""
     key = json.dumps(dict(options), sort_keys=True)
     if key not in _judges:

@@ -142,7 +142,7 @@ def _where(submission: Submission, request: GateRequest) -> str:
     return problem_folder(folder).named(submission.problem) if folder.is_dir() else request.problem
 
 
-def _problem_options(where: str, request: GateRequest, device: str) -> dict[str, Any]:
+def _problem_options(where: str, request: GateRequest, device: str) -> dict[str, object]:
     kind = known_format(where)
     if kind == "flashinfer":
         return {} if request.workloads is None else {"workloads": str(request.workloads)}
@@ -151,7 +151,7 @@ def _problem_options(where: str, request: GateRequest, device: str) -> dict[str,
     unknown = [name for name in request.dtypes if name not in DTYPES]
     if unknown:
         raise Failure(f"--dtype {unknown[0]}: not a dtype; use one of {', '.join(DTYPES)}.")
-    options: dict[str, Any] = {"sizes": request.sizes}
+    options: dict[str, object] = {"sizes": request.sizes}
     if request.elements is not None or device.startswith("cuda"):
         options["elements"] = request.elements or ELEMENTS_ON_A_GPU
     if request.dtypes:
@@ -203,8 +203,8 @@ def _judged(
         from . import cluster
 
         ways["isolation"] = f"judged on the Ray cluster {request.cluster}"
-        found = cluster.run(pairs, options, request.cluster, jobs=request.jobs)
-        yield from ((work[k][0], verdict) for k, verdict in found)
+        verdicts = cluster.run(pairs, options, request.cluster, jobs=request.jobs)
+        yield from ((work[k][0], verdict) for k, verdict in verdicts)
         return
     with Judges(min(request.jobs or 0, len(pairs)), options) as judges:
         for k, verdict in judges.run(pairs):

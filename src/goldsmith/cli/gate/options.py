@@ -79,23 +79,30 @@ def gate(
         typer.Option(help="FlashInfer-Bench: workloads, if they are not in the definition's data set.", metavar="FILE"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Judges that work at the same time. Default: one a core, at most 8.", min=1)
+        int | None, typer.Option(help="Judges that work at the same time. Default: one per core, at most 8.", min=1)
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="Judge on this Ray cluster; auto finds it, local starts one here.", metavar="ADDRESS"),
     ] = None,
     probes: Annotated[
-        ProbesChoice, typer.Option(help="quick leaves out layouts, scaling and taint.")
+        ProbesChoice, typer.Option(help="Which probes run: quick leaves out layouts, scaling and taint.")
     ] = ProbesChoice.default,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the inputs. Default: one that no candidate can know.")
     ] = None,
-    diagnose: Annotated[bool, typer.Option("--diagnose", help="Say what is likely wrong with a wrong one.")] = False,
+    diagnose: Annotated[bool, typer.Option("--diagnose", help="Diagnose the candidates that fail.")] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Time what is accepted, and verify the timed calls.")] = False,
-    seconds: Annotated[float, typer.Option(help="Time of one call.", min=0.01)] = 60.0,
-    import_seconds: Annotated[float, typer.Option(help="Time of its import, with compilation.", min=0.01)] = 60.0,
-    memory: Annotated[float, typer.Option(help="Memory in GiB beyond the start.", min=0.001)] = 4.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", min=0.01)] = 60.0,
+    import_seconds: Annotated[
+        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01)
+    ] = 60.0,
+    memory: Annotated[
+        float,
+        typer.Option(
+            help="Memory limit of a candidate, in GiB, on top of what its process has at the start.", min=0.001
+        ),
+    ] = 4.0,
     sandbox: Annotated[
         SandboxChoice,
         typer.Option(
@@ -108,7 +115,7 @@ def gate(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the verdicts to one HTML page.", metavar="FILE")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show all evidence, not the first sentence.")
+        bool, typer.Option("--verbose", "-v", help="Show all evidence, not only the first sentence.")
     ] = False,
 ) -> None:
     """Judge kernels that nobody trusts: each in a process of its own, with limits, against a float64 golden.

@@ -84,7 +84,7 @@ class GenerateDisplay:
         rows.append(("hit rate", _share(_number(stats, "hit_rate")) if cache else "- (nothing was in the cache)"))
         rows.append(("bytes to the GPU, back", f"{_bytes(stats, 'bytes_h2d')}, {_bytes(stats, 'bytes_d2h')}"))
         rows.append(("bytes read from store", _bytes(stats, "bytes_store_read")))
-        rows.append(("share of the bound", _share(_number(stats, "bound_share"))))
+        rows.append(("of predicted speed", _share(_number(stats, "bound_share"))))
         rows.append(("limiting lane", str(stats.get("limiting") or "none")))
         for name, value in rows:
             self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)

@@ -38,11 +38,13 @@ def merge(
             metavar="MODEL", help="The base model: a folder, or a hub name that this machine has a copy of."
         ),
     ],
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="The folder of a peft adapter for it.")],
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="The folder of a peft adapter for this model.")],
     output: Annotated[Path, typer.Option(help="The folder to write, which must not exist yet.", metavar="DIR")],
     format: Annotated[
         MergedFormat,
-        typer.Option(help="auto: as MODEL. int4, fp8_block: the experts as codes, which rounds the adapter too."),
+        typer.Option(
+            help="auto: as in MODEL. int4 and fp8_block store the experts as codes, which rounds the adapter too."
+        ),
     ] = MergedFormat.auto,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

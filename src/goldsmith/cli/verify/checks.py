@@ -66,12 +66,12 @@ class Check:
         return Entry(self.operator, self.backend, None, reason or "the target has no cases", misdeclared=misdeclared)
 
     def report(self) -> Report:
-        """All reports merged into one, with cases in the planned order and notes on those that could not run."""
-        planned = {job.label: k for k, job in enumerate(self.jobs)}  # workers finish in any order
-        merged = merge(self.name, sorted(self.reports, key=lambda r: planned.get(r.cases[0], len(planned))))
+        """All reports merged into one, with cases in the order of the jobs, and notes on those that could not run."""
+        position = {job.label: k for k, job in enumerate(self.jobs)}  # workers finish in any order
+        merged = merge(self.name, sorted(self.reports, key=lambda r: position.get(r.cases[0], len(position))))
         merged.notes += [Note(CANNOT_RUN, "", reason, case) for case, reason in self.skipped.items()]
         merged.cases += [case for case in self.skipped if case not in merged.cases]
-        merged.cases.sort(key=lambda case: planned.get(case, len(planned)))
+        merged.cases.sort(key=lambda case: position.get(case, len(position)))
         if not self.complete:
             merged.partial = f"{INTERRUPTED} after {self.done} of {len(self.jobs)} cases"
         if self.problem:

@@ -1,4 +1,4 @@
-"""`goldsmith verify`: plan in one worker, check in several, show the outcome."""
+"""`goldsmith verify`: list the checks in one worker, run them in several, show the outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .selection import Job, examined
 
 if TYPE_CHECKING:
     from ...assay.report.html.view import Entry
-    from ..workers.messages import CheckRequest, PlanRequest
+    from ..workers.messages import CheckRequest, ListRequest
     from .checks import Check
 
 INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
@@ -89,7 +89,7 @@ def _show(
 
 
 def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
-    """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the checks finished so far."""
+    """List the checks and run them. After Ctrl-C, SIGTERM or SIGHUP it returns the checks finished so far."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = 1 if request.ranks else request.jobs or max(1, min(cores, 16))  # ranks use the cores
@@ -98,7 +98,7 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
         with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
             try:
                 with err.status("[dim]loading operators[/]"):
-                    outcome = _plan(pool, request)
+                    outcome = _list_checks(pool, request)
             except Failure:
                 if request.ranks:
                     pool.ask({"do": "end"})
@@ -134,11 +134,11 @@ def _workers_per_gpu(outcome: VerifyOutcome) -> int:
     return max(1, int(cards[0]["memory_gib"] // 5)) if cards else 1
 
 
-def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
+def _list_checks(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
     from .checks import Check
 
-    plan: PlanRequest = {
-        "do": "plan",
+    list_request: ListRequest = {
+        "do": "list",
         "names": list(request.names),
         "backend": request.backend,
         "device": request.device,
@@ -148,7 +148,7 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
         "ranks": request.ranks,
     }
     try:
-        reply = pool.ask(plan)
+        reply = pool.ask(list_request)
     except WorkersFailed as error:
         names = ", ".join(request.names)
         raise Failure(f"Importing {names or 'the operators'} ended the worker process: it {error}") from error
@@ -157,7 +157,7 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
     if "ended" in reply:
         raise Failure(f"Importing {', '.join(request.names)} raised {reply['ended']}, {reply['where']}.")
     if "broken" in reply:
-        raise Failure(f"Planning failed: {reply['broken']}")
+        raise Failure(f"Listing the checks failed: {reply['broken']}")
     checks = [
         Check(
             c["operator"],

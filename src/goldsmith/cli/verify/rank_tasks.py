@@ -24,13 +24,13 @@ from .rank_targets import RankLayout, explained_target, layouts, loadable, opera
 from .selection import ON_RANKS, Choice, Job, elements
 
 if TYPE_CHECKING:
-    from ..workers.messages import CheckRequest, PlanRequest
+    from ..workers.messages import CheckRequest, ListRequest
 
 CASES = 3  # of an operator, in an ordinary run
 
 
 class RankTasks:
-    """Plans and checks; keeps one pool of ranks, which it starts again after a rank was lost."""
+    """Chooses jobs and checks; keeps one pool of ranks, which it starts again after a rank was lost."""
 
     def __init__(self) -> None:
         self.pool: RankGroup | None = None
@@ -43,7 +43,7 @@ class RankTasks:
             return "its Op(...) does not name its axes, so it takes no DTensors"
         return ""
 
-    def plan(self, named: ResolvedName, request: PlanRequest) -> tuple[str, Choice]:
+    def choose(self, named: ResolvedName, request: ListRequest) -> tuple[str, Choice]:
         """The device, and the jobs: a user's target in every case, an operator in some cases and several layouts."""
         world = request["ranks"] or 1
         device = _device(request, world)
@@ -119,7 +119,7 @@ class RankTasks:
             end_without_a_run()
 
 
-def _device(request: PlanRequest, world: int) -> str:
+def _device(request: ListRequest, world: int) -> str:
     """The device named, otherwise GPUs if every rank of this host gets one."""
     if request["device"] is not None:
         device = device_of(request).partition(":")[0]

@@ -26,7 +26,7 @@ from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
     from ..json_types import MachineFacts
-    from ..workers.messages import CheckReply, CheckRequest, EndRequest, PlannedCheck, PlanReply, PlanRequest
+    from ..workers.messages import CheckReply, CheckRequest, EndRequest, ListedCheck, ListReply, ListRequest
     from .rank_tasks import RankTasks
 
 TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
@@ -47,11 +47,11 @@ class VerifyTasks:
         self.targets: dict[tuple[str, int, str], Target] = {}
         self._ranks: RankTasks | None = None
 
-    def answer(self, request: PlanRequest | CheckRequest | EndRequest) -> PlanReply | CheckReply:
+    def answer(self, request: ListRequest | CheckRequest | EndRequest) -> ListReply | CheckReply:
         if request["do"] == "end":
             self.ranks.end()
             return {}
-        return self.plan(request) if request["do"] == "plan" else self.check(request)
+        return self.list_checks(request) if request["do"] == "list" else self.check(request)
 
     def close(self) -> None:
         """Ends the ranks, if there are any."""
@@ -67,7 +67,7 @@ class VerifyTasks:
             self._ranks = RankTasks()
         return self._ranks
 
-    def plan(self, request: PlanRequest) -> PlanReply:
+    def list_checks(self, request: ListRequest) -> ListReply:
         """Every check that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
         try:
             resolved = find(request["names"])
@@ -82,22 +82,20 @@ class VerifyTasks:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
         return {"checks": checks, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
 
-    def _checks(self, named: ResolvedName, request: PlanRequest) -> list[PlannedCheck]:
+    def _checks(self, named: ResolvedName, request: ListRequest) -> list[ListedCheck]:
         size, dtype = request["size"], request["dtype"]
         on_ranks = request.get("ranks") is not None
         alone = "" if getattr(named.target, "placements", None) is None else "it runs on several ranks; add --ranks 2"
         refusal = self.ranks.refusal(named) if on_ranks else alone
         if refusal:
-            return [
-                _planned(named.name, "", device_of(request), Choice([], []), "", refusal, named.source, named.index)
-            ]
+            return [_listed(named.name, "", device_of(request), Choice([], []), "", refusal, named.source, named.index)]
         if on_ranks:
-            device, choice = self.ranks.plan(named, request)
+            device, choice = self.ranks.choose(named, request)
             backend = "" if named.target is not None else f"{request['ranks']} ranks"
-            return [_planned(named.name, backend, device, choice, "", "", named.source, named.index)]
+            return [_listed(named.name, backend, device, choice, "", "", named.source, named.index)]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
-            return [_planned(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
+            return [_listed(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither an operator nor a target")
@@ -109,7 +107,7 @@ class VerifyTasks:
             if not reason and not choice.jobs:
                 reason = f"none of its cases applies to {dtype or 'this device'}"
             how = "interpreter" if interpreted else ""
-            checks.append(_planned(op.name, backend, device, choice, how, reason or "", op.name))
+            checks.append(_listed(op.name, backend, device, choice, how, reason or "", op.name))
         return checks
 
     def check(self, request: CheckRequest) -> CheckReply:
@@ -169,9 +167,9 @@ class VerifyTasks:
         return op.why_not(request["backend"], *tensors, **{o: arguments[o] for o in op.options})
 
 
-def _planned(
+def _listed(
     operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str, index: int = 0
-) -> PlannedCheck:
+) -> ListedCheck:
     return {
         "operator": operator,
         "backend": backend,

@@ -14,10 +14,10 @@ class PlacementRequest(TypedDict):
     interpret: bool
 
 
-class PlanRequest(PlacementRequest):
+class ListRequest(PlacementRequest):
     """List the checks behind these names."""
 
-    do: Literal["plan"]
+    do: Literal["list"]
     names: list[str]
     backend: str | None
     dtype: str | None
@@ -73,10 +73,10 @@ class EndRequest(TypedDict):
     do: Literal["end"]
 
 
-WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest | EndRequest
+WorkerRequest = ListRequest | CheckRequest | DiagnosisRequest | EndRequest
 
 
-class PlannedCheck(TypedDict):
+class ListedCheck(TypedDict):
     """`verify.checks.Check` as JSON, before any of its jobs ran."""
 
     operator: str
@@ -119,8 +119,8 @@ class FailureReply(TypedDict, total=False):
     trace: str
 
 
-class PlanReply(FailureReply, total=False):
-    checks: list[PlannedCheck]
+class ListReply(FailureReply, total=False):
+    checks: list[ListedCheck]
     machine: MachineFacts
     device: str
 
@@ -154,7 +154,7 @@ class DeathFacts(TypedDict):
     stderr: str
 
 
-class WorkerReply(PlanReply, CheckReply, DiagnosisReply, total=False):
+class WorkerReply(ListReply, CheckReply, DiagnosisReply, total=False):
     """Any reply; `ready` and `progress` are sent unasked."""
 
     died: DeathFacts

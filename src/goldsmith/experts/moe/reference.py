@@ -5,8 +5,6 @@ T tokens, k slots, P = T k routes (route t k + j is slot j of token t), E expert
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from .._conventions import NAMES, MoeOptions, flat
 from .._projections import ReferenceCall
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*tensors: Tensor | None, **options: object) -> tuple[Tensor, Tensor, Tensor]:
     return forward_of(ReferenceCall("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
 
 

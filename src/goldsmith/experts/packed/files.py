@@ -105,7 +105,9 @@ def refuse_what_is_no_file(op: str, path: str | os.PathLike[str]) -> None:
     what = in_the_way(path)
     if what is not None:
         number = errno.EISDIR if what == "a folder" else errno.EINVAL
-        raise OSError(number, f"{op}: this is {what}, no file; nothing was written, use another path", os.fspath(path))
+        raise OSError(
+            number, f"{op}: the path is {what}, not a file; nothing was written, use another path", os.fspath(path)
+        )
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -389,7 +389,7 @@ def _check_no_nan(op: str, where: str, weight: Tensor) -> None:
 def _check_no_e8m0_nan(op: str, where: str, scale: Tensor) -> None:
     if (scale == _E8M0_NAN).any():
         place = (scale == _E8M0_NAN).nonzero()[0].tolist()
-        raise ValueError(f"{op}: {where} is 255, the NaN of E8M0, at {place}; scales must be finite numbers")
+        raise ValueError(f"{op}: {where} holds 255, which means NaN in E8M0, at {place}; scales must be finite numbers")
 
 
 def awq_columns(words: Tensor) -> Tensor:

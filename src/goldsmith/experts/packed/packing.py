@@ -87,7 +87,7 @@ def pack(
     return PackedExperts._of(*weights)
 
 
-def _stacks(gate_up: Any, down: Any, transposed: bool, interleaved: bool) -> list[Stack]:
+def _stacks(gate_up: Any, down: object, transposed: bool, interleaved: bool) -> list[Stack]:
     both, back = ("H 2I", "I H") if transposed else ("2I H", "H I")
     pair = (
         isinstance(gate_up, (tuple, list))

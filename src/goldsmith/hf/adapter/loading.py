@@ -48,16 +48,16 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     config, tensors = fused(model, folder, config, tensors)
     tensors = by_names_in_model(model, tensors, ROOT)
     check_targets(folder / CONFIG, config, model)
-    planned: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}
+    new_factors: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}
     used: set[str] = set()
     missing: list[str] = []
     for path, module in modules.items():
         by_parameter = factors_in_file(folder, config, tensors, plain_path(path), module.spec, used, missing)
         if by_parameter:
-            planned[path] = split_factors(module.spec, by_parameter, ranks.get(plain_path(path)))
+            new_factors[path] = split_factors(module.spec, by_parameter, ranks.get(plain_path(path)))
     other_tensors = {name: t for name, t in tensors.items() if name not in used}
     unknown = [name for name in other_tensors if ".experts." in name]
-    if unknown or not planned:
+    if unknown or not new_factors:
         problem = (
             f"{unknown[0]} has no place in this model" if unknown else "it has no tensors for this model's experts"
         )
@@ -79,8 +79,8 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
         base_of(model).__dict__[WHOLE_MODULES] = config["modules_to_save"]
     had_no_lora = all(module.lora is None for module in modules.values())
     for path, module in modules.items():
-        if path in planned:
-            _write_factors(module, *planned[path])
+        if path in new_factors:
+            _write_factors(module, *new_factors[path])
         else:
             module.lora = None
     if had_no_lora:

@@ -1,6 +1,6 @@
 """Which tensors of a checkpoint make which tensors of a model: transformers' renamings and converters, run lazily.
 
-The plan is the one that transformers makes in `convert_and_load_state_dict_in_model`: every key of the files is
+The conversions are those that transformers makes in `convert_and_load_state_dict_in_model`: every key of the files is
 renamed, a key that is right already is left alone, and keys that a converter merges or splits form a group.
 """
 
@@ -57,7 +57,7 @@ class ConversionGroup:
         )
 
 
-class ConversionPlan:
+class KeyConversions:
     """Where the tensors of a model come from.
 
     sources   {name in the model: its key in the files, or the group that makes it}

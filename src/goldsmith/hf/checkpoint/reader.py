@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..experts_spec import ExpertsSpec
-from .conversions import ConversionGroup, ConversionPlan
+from .conversions import ConversionGroup, KeyConversions
 from .files import keys_of, weight_files
 from .formats.layer import CodedLayer, QuantisedLayer
 from .formats.modelopt import settings_beside
@@ -55,9 +55,9 @@ class ModelCheckpoint:
                 f"{folder}: its config says {self.method!r}, but no tensor has that format: none is called "
                 f"{', '.join(sorted(self._marks))}"
             )
-        plan = ConversionPlan(self._model, self._file_of, self._coded)
-        self.names: dict[str, str | ConversionGroup] = {**plan.unknown, **plan.sources}
-        for name, key in plan.rivals.items():
+        conversions = KeyConversions(self._model, self._file_of, self._coded)
+        self.names: dict[str, str | ConversionGroup] = {**conversions.unknown, **conversions.sources}
+        for name, key in conversions.rivals.items():
             self._check_alike(name, key)
 
     @property

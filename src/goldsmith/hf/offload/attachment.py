@@ -272,8 +272,8 @@ def open_store(
     for layer in layers:
         if layer.spec.options() != options:
             raise ValueError(
-                f"offload: layer {layer.index} uses {layer.spec.options()}, but layer {layers[0].index} {options}: "
-                "a store has one activation"
+                f"offload: layer {layer.index} uses {layer.spec.options()}, but layer {layers[0].index} uses "
+                f"{options}: all layers of a store must have the same activation"
             )
     if store is None:
         return cached_store(source, format=cpu_format, **options, progress=progress), True
@@ -294,8 +294,8 @@ def open_store(
 def _check_given(store: ExpertStore, source: LayerSource, cpu_format: str, exact: bool, options: SharedOptions) -> None:
     if exact and not store.exact:
         raise ValueError(
-            f"offload: the store {store.path} holds {store.format}, which is not exactly the model's weights: give "
-            "exact=False (--format of the command line), or no store"
+            f"offload: the store {store.path} holds the weights in {store.format}, which rounded them: pass "
+            "exact=False (--format on the command line), or leave out the store"
         )
     # "auto" accepts a store of these weights in any format; lossy ones were refused above
     format = None if cpu_format == "auto" else cpu_format

@@ -76,7 +76,7 @@ def _check_untouched(model: nn.Module, kind: str) -> None:
 
     if converted_modules(model):
         raise UnsupportedModel(
-            f"the experts of this {kind} are packed by goldsmith.hf.convert: offload the plain model"
+            f"the experts of this {kind} were packed by goldsmith.hf.convert already: offload the plain model instead"
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedModel(
@@ -149,6 +149,6 @@ def _check_eager_forward(module: Any, spec: ExpertsSpec) -> None:
         actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
     ):
         raise UnsupportedModel(
-            f"{name_of(module)} does not compute a weighted sum of {spec.activation} experts: its eager forward and "
-            f"ours differ by {float((actual - expected).abs().max()):.3g} on a trial of {PAIR} experts"
+            f"{name_of(module)} does not compute a weighted sum of {spec.activation} experts: its eager forward "
+            f"differs from that sum by {float((actual - expected).abs().max()):.3g} in a trial with {PAIR} experts"
         )

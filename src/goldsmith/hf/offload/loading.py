@@ -47,7 +47,7 @@ def attach(
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: object,
 ) -> Attached:
     """Moves the experts of a model in memory into a store, and puts an engine in their place."""
     _check_room(cpu_format, batch, max_length)
@@ -82,7 +82,7 @@ def load(
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: object,
 ) -> Attached:
     """Loads a model from its folder, with an engine in place of its experts."""
     from transformers import GenerationConfig

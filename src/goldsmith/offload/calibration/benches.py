@@ -57,7 +57,7 @@ class HostBench:
         """{tokens: seconds of one expert with that many, in a call of several} for COUNTS, `seconds` for each
         measurement
 
-        The time of a call with all slots skipped is subtracted. Counts that would take much longer are left out.
+        The time of a call with all routes skipped is subtracted. Counts that would take much longer are left out.
         """
         call, times = self.latency(seconds / 2), dict[int, float]()
         for tokens in COUNTS:
@@ -72,14 +72,14 @@ class HostBench:
         return times
 
     def latency(self, seconds: float) -> float:
-        """Seconds of a call in which every slot is skipped."""
+        """Seconds of a call in which every route is skipped."""
         return quickest(self.call(1, 0), seconds)
 
     def call(self, tokens: int, experts: int) -> Callable[[], float | None]:
         """A function that makes such a call, with other experts every time, and returns its seconds if the lane timed
         it
 
-        experts=0: every slot is skipped.
+        experts=0: every route is skipped.
         """
         wide = max(1, experts)
         x = torch.randn(tokens, self.store.hidden_size, dtype=torch.float32, device="cpu").to(self.dtype)

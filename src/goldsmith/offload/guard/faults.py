@@ -12,7 +12,7 @@ from torch import Tensor
 from ..adapters import NO_ADAPTER, ActiveLora
 from ..planning.call import UNWRITTEN, Call, Outcome
 from ..store.expert_store import ExpertStore
-from .replay import Hook, stages
+from .recomputation import Hook, stages
 
 PLACES = ("weights", "input", "routing", "gate_up", "activation", "product", "down", "transfer", "merge", "race")
 
@@ -109,14 +109,14 @@ class Faults:
                 rows[routes == route] = fault.value
         else:
             x = call.x[route // call.ids.shape[1]][None].cpu()
-            *_, (_, recomputed) = self.replay(call, expert, x, self.weights(call.layer, expert, call.number))
+            *_, (_, recomputed) = self.recompute(call, expert, x, self.weights(call.layer, expert, call.number))
             row.copy_(recomputed[0])
             if outcome.host is not None:
                 rows, routes = outcome.from_host()
                 rows[routes == route] = recomputed[0]
         flags[route] = int(not bool(torch.isfinite(row).all()))
 
-    # -- replay -------------------------------------------------------------------------------------------------------
+    # -- recomputation ------------------------------------------------------------------------------------------------
 
     def weights(self, layer: int, expert: int, call: int) -> dict[str, Tensor]:
         """The expert's weights; the fault "weights" changes the first number."""
@@ -126,13 +126,15 @@ class Faults:
                 weights["gate_up"][0, 0] = fault.value
         return weights
 
-    def replay(self, call: Call, expert: int, x: Tensor, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """`replay.stages` with the planted faults and the active adapter."""
+    def recompute(
+        self, call: Call, expert: int, x: Tensor, weights: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """`recomputation.stages` with the planted faults and the active adapter."""
         deltas = self.lora.deltas(call.layer, expert)
         return stages(x, weights, self._store.options, self.hook(call, expert), deltas)
 
     def hook(self, call: Call, expert: int) -> Hook | None:
-        """A hook for `replay.stages` that plants the faults of the arithmetic; None without faults."""
+        """A hook for `recomputation.stages` that plants the faults of the arithmetic; None without faults."""
 
         def seen(stage: str, value: Tensor) -> Tensor:
             for fault in self._of(stage, call.layer, expert):

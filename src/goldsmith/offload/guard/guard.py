@@ -2,8 +2,8 @@
 
 Detection is cheap: kernels flag their rows, and the merged rows are checked once. If a flag is set, the guard examines
 the call stage by stage: input, routing weights, the experts' bytes in the store and in their slots, each product, the
-transfer, the merge. The first stage whose inputs are finite and whose result is not is the origin. If a replay of the
-products stays finite, the cause is a transfer or a race.
+transfer, the merge. The first stage whose inputs are finite and whose result is not is the origin. If a
+recomputation of the products stays finite, the cause is a transfer or a race.
 """
 
 from __future__ import annotations
@@ -172,9 +172,11 @@ class Guard:
             return transfer
         x = call.x[tokens.to(call.x.device)].cpu()
         before = f"max |x| = {_largest(x):.3g}, max |gate_up| = {_largest(weights['gate_up']):.3g}"
-        for stage, value in self.faults.replay(call, e, x, weights):
+        for stage, value in self.faults.recompute(call, e, x, weights):
             if not bool(torch.isfinite(value).all()):
-                evidence = f"{before}, all finite, and a replay reproduces it; the checksum of expert {e} matches."
+                evidence = (
+                    f"{before}, all finite, and a recomputation gives it again; the checksum of expert {e} matches."
+                )
                 return NonFiniteFinding(stage, "overflow", value, tokens, (e,), (evidence,))
             before = f"max |{stage}| = {_largest(value):.3g}"
         return self._not_repeated(call, outcome, e, routes, tokens)
@@ -209,8 +211,8 @@ class Guard:
                 evidence = f"The rows of expert {e} were finite on the CPU, but are not on the device."
                 return NonFiniteFinding("transfer", "transfer", rows, tokens, (e,), (evidence,))
         evidence = (
-            f"x, the weights of expert {e} and its checksum are correct, and a replay of its rows is finite in every "
-            "stage: the error is not reproducible."
+            f"x, the weights of expert {e} and its checksum are correct, and a recomputation of its rows is finite in "
+            "every stage: the error is not reproducible."
         )
         return NonFiniteFinding("down", "race", rows, tokens, (e,), (evidence,))
 

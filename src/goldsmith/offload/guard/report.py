@@ -21,7 +21,7 @@ class NumericsReport:
     lane       "cpu", "copied" or "cached": the lane of the first expert in `experts`; None if that is empty
     call       number of the engine's call, from 1
     first      whether all layers before it gave finite numbers
-    evidence   sentences: ranges before the stage, checksums, whether a replay reproduces it
+    evidence   sentences: ranges before the stage, checksums, whether a recomputation gives it again
     advice     what to do
     """
 

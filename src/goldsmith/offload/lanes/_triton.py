@@ -21,8 +21,8 @@ def _fetch_kernel(x_ptr, ids_ptr, x_there_ptr, ids_there_ptr, H, K, BLOCK: tl.co
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x_there_ptr + column, tl.load(x_ptr + column, column < H), column < H)
     if tl.program_id(0) == 0:
-        slot = tl.arange(0, IDS)
-        tl.store(ids_there_ptr + slot, tl.load(ids_ptr + slot, slot < K), slot < K)
+        j = tl.arange(0, IDS)
+        tl.store(ids_there_ptr + j, tl.load(ids_ptr + j, j < K), j < K)
 
 
 def fetch(x: Tensor, ids: Tensor, x_there: Tensor, ids_there: Tensor) -> None:
@@ -65,7 +65,7 @@ _POINTERS = ["rows_ptr", "place_ptr", "w_ptr", "out_ptr", "dirty_ptr", "there_pt
 @triton.jit(do_not_specialize=["LEADING"], do_not_specialize_on_alignment=_POINTERS)
 def _merge_kernel(rows_ptr, place_ptr, w_ptr, out_ptr, dirty_ptr, there_ptr, LEADING, H, K: tl.constexpr,
                   BLOCK: tl.constexpr, FETCH: tl.constexpr):  # fmt: skip
-    """out[t] = sum over j, in order, of w[t, j] rows[place[t, j]]; for place -1 the slot and its weight are not read
+    """out[t] = sum over j, in order, of w[t, j] rows[place[t, j]]; for place -1 neither row nor weight is read
 
     FETCH: the first LEADING rows are read from there_ptr, in host memory, and also stored to rows_ptr.
     """

@@ -68,9 +68,9 @@ def _count_few(ids: Tensor, experts: int) -> tuple[list[int], bool] | None:
 
 
 def count_tokens(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool]:
-    """(tokens of each expert, whether a slot is skipped) for ids [T, k] on the CPU
+    """(tokens of each expert, whether a route is skipped) for ids [T, k] on the CPU
 
-    -1 and `experts` skip a slot; any other id outside 0..experts-1 raises RoutingError.
+    -1 and `experts` skip a route; any other id outside 0..experts-1 raises RoutingError.
     """
     if ids.numel() <= FEW:
         few = _count_few(ids, experts)
@@ -79,10 +79,10 @@ def count_tokens(layer: int, ids: Tensor, experts: int) -> tuple[list[int], bool
     values = ids.numpy()  # torch operations on a prompt's routes would wake its threads, see SortedRoutes
     lowest, highest = int(values.min()), int(values.max())
     if lowest < -1 or highest > experts:
-        row, slot = np.argwhere((values < -1) | (values > experts))[0].tolist()
+        row, column = np.argwhere((values < -1) | (values > experts))[0].tolist()
         raise RoutingError(
-            f"{OP}: top_k_index[{row}, {slot}] of layer {layer} is {int(ids[row, slot])}, expected an expert in "
-            f"0..{experts - 1}, or -1 or {experts} to skip the slot"
+            f"{OP}: top_k_index[{row}, {column}] of layer {layer} is {int(ids[row, column])}, expected an expert in "
+            f"0..{experts - 1}, or -1 or {experts} for no expert"
         )
     flat = values.reshape(-1)
     if lowest >= 0 and highest < experts:

@@ -184,6 +184,6 @@ def _flat(ids: Tensor) -> np.ndarray:
 
 def _only(ids: Tensor, experts: Sequence[int], count: int, to: Sequence[int] | None = None) -> Tensor:
     """ids with only these experts' numbers, or their counterparts in `to`; -1 for all others."""
-    table = np.full(count + 1, -1)  # -1, a skipped slot, reads the last one
+    table = np.full(count + 1, -1)  # -1, a skipped route, reads the last one
     table[list(experts)] = experts if to is None else to
     return torch.from_numpy(table[ids.numpy()])

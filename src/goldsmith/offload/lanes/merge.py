@@ -13,10 +13,10 @@ _Array = TypeVar("_Array", Tensor, np.ndarray)
 
 
 def merge(rows: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """out [T, H] in `dtype` from rows [T k, H] float32 and weights [T, k] float32, which are 0 for skipped slots
+    """out [T, H] in `dtype` from rows [T k, H] float32 and weights [T, k] float32, which are 0 for skipped routes
 
     Float32 throughout; each product and each sum is rounded once, and the result once to `dtype`. No atomics: the order
-    is that of the slots, whichever lane computed a row.
+    is that of j, whichever lane computed a row.
     """
     T, k = weights.shape
     hidden = rows.shape[-1]

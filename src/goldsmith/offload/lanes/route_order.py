@@ -1,4 +1,4 @@
-"""The routes (token, slot) of a call in the order in which its lanes compute them: by lane, then by expert."""
+"""The routes of a call in the order in which its lanes compute them: by lane, then by expert."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SortedRoutes:
 
 
 def sort_routes(ids: Tensor, counts: Sequence[int], first: Sequence[int]) -> SortedRoutes:
-    """ids [T, k] on the CPU, -1 for a skipped slot. The experts `first` come first; each group is in ascending
+    """ids [T, k] on the CPU, -1 for a skipped route. The experts `first` come first; each group is in ascending
     order.
     """
     leading = sorted(first)

@@ -19,7 +19,7 @@ class Spending:
     staging   slots through which experts are copied
     cache     slots of each layer
     arenas    2 when whole layers are streamed while the next one is copied, otherwise 0; `arena` bytes each
-    rows      most routes (token, slot) of a call at a time, each `row_bytes`; 0: no limit, not on the device
+    rows      most routes of a call at a time, each `row_bytes`; 0: no limit, not on the device
     adapters  bytes for the factors of adapters
     """
 

@@ -20,7 +20,7 @@ UNWRITTEN = 255  # a flag that no lane has set
 @dataclass(eq=False)
 class Call:
     """One call: x [T, H] as the lanes take it (`caller_x` is the caller's), ids [T, k] on the CPU, -1 for a skipped
-    slot, and weights [T, k], 0 for a skipped slot, on the engine's device: float32, or on a GPU in the caller's dtype.
+    route, and weights [T, k], 0 for a skipped route, on the engine's device (float32, or on a GPU the caller's dtype).
     """
 
     layer: int

@@ -215,7 +215,7 @@ def _whole(value: object) -> int:
     return value
 
 
-def checked_options(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def checked_options(op: str, options: Mapping[str, object]) -> dict[str, Any]:
     """activation, alpha and limit, checked as `experts.slots` needs them and as JSON can hold them."""
     check_choice(op, "activation", options["activation"], ACTIVATIONS)
     checked: dict[str, Any] = {"activation": options["activation"]}

@@ -1,8 +1,9 @@
 """Sorts of lists of 32 numbers, one per lane, and the selection of the best pairs of two sorted lists.
 
 The lists stay in registers: lanes exchange numbers by shuffles. Only pairs of ranks with (a + 1)(b + 1) <= K can be
-among the K best. Hook h is row h of the table of their sums from column h on, then column h from its end upwards. It
-falls and then rises, so five steps sort it. Six more steps keep the K best of two sorted lists.
+among the K best. Their sums x_a + y_b are a table, cut into hooks: hook h is row h from column h on, followed by
+column h from its end upwards. Along a hook the sums fall and then rise, so five steps sort it. Six more steps keep the
+K best of two sorted lists.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def steps(kind):
 def signs(turns):
     """PTX that defines s<first>_<second> for each pair: -1 in lanes with exactly one of the two bits, else 1.
 
-    If second is 0, only the first bit counts. Five are built from bits; the others are products, at half the cost.
+    If second is 0, only the first bit counts. Five of these values are built from bits. The others are products, which
+    cost half as much.
     """
     lines = [".reg .b32 u, v; .reg .f32 s1_0;", "shl.b32 u, $2, 31;", "and.b32 u, u, 0x80000000;"]
     lines += ["or.b32 u, u, 0x3F800000;", "mov.b32 s1_0, u;"]
@@ -251,10 +253,10 @@ def float_bits(bits):
 
 @triton.jit
 def short_keys(sums, words, BITS: tl.constexpr):
-    """(keys, unfit): float32 keys of a sum's high bits and the pair's number in the last BITS; the largest bad key.
+    """(keys, unfit). A key is a float32 number: the high bits of a sum, with the pair's number as its last BITS bits.
 
-    A key is bad if its sum has nonzero last bits. A sum of -inf gets no number. For negative sums it is complemented,
-    so that the first of equal sums has the larger key.
+    unfit is the largest key whose sum has other last bits than zeros. A key of a negative sum holds the complement of
+    the number, so that the first of equal sums has the larger key. A key of a sum of -inf holds no number.
     """
     LAST: tl.constexpr = (1 << BITS) - 1
     keys = ()
@@ -282,7 +284,7 @@ def long_keys(sums, words, BITS: tl.constexpr):
 
 @triton.jit
 def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
-    """(numbers, sums) as in `select_pairs`, and 0 if a selected sum may need its last bits or a sum is +inf or NaN."""
+    """(numbers, sums, fit): as `select_pairs`; fit is 0 if a selected sum may need its last bits or is +inf or NaN."""
     LAST: tl.constexpr = (1 << BITS) - 1
     keys, unfit = short_keys(sums, words, BITS)
     best = best_pairs(keys)

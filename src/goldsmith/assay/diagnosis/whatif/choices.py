@@ -87,12 +87,12 @@ def explain(examination: Examination, name: str) -> list[WhatIf]:
     return explanations[:_KEPT] or _by_other_scores(examination, name, decision, draws)
 
 
-def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: CandidateRun) -> _Draw | None:
-    got = decided(done, name)
-    if done.error is not None or got is None:
+def _drawn(examination: Examination, name: str, decision: TopK, material: Material, run: CandidateRun) -> _Draw | None:
+    got = decided(run, name)
+    if run.error is not None or got is None:
         return None
     try:
-        ref = examination.references(material, done)
+        ref = examination.references(material, run)
         own, scores = ref.values.get(name), ref.values.get(decision.scores, ref.leaves.get(decision.scores))
     except GoldenError:
         return None
@@ -222,8 +222,8 @@ def _others(examination: Examination, name: str, decision: TopK) -> list[_Draw]:
     draws = []
     for salt in range(1, _DRAWS + 1):
         material = examination.variant(salt)
-        done = examination.execute("whatif", f"other inputs {salt}", material=material, look=False)
-        draw = _drawn(examination, name, decision, material, done)
+        run = examination.execute("whatif", f"other inputs {salt}", material=material, look=False)
+        draw = _drawn(examination, name, decision, material, run)
         draws += [] if draw is None else [draw]
     return draws
 

@@ -102,12 +102,12 @@ def _steered_alike(examination: Examination, other: Material) -> Material:
 def _witness(examination: Examination, tensor: str, own: CandidateRun, salt: int) -> Witness | None:
     material = _steered_alike(examination, examination.variant(salt))
     how = RunSettings(debug=own is not examination.first)
-    done = examination.execute(_PROBE, f"other inputs {salt}", how, material, look=False)
-    got = None if done.error is not None else named(done).get(tensor, ("", None))[1]
+    run = examination.execute(_PROBE, f"other inputs {salt}", how, material, look=False)
+    got = None if run.error is not None else named(run).get(tensor, ("", None))[1]
     if got is None:
         return None
     try:
-        ref = decisions.settle(examination, done, examination.references(material, done))
+        ref = decisions.settle(examination, run, examination.references(material, run))
         bounded = ref.bounded.get(tensor)
     except GoldenError:
         return None

@@ -22,21 +22,21 @@ class NoCandidates(ValueError):
 
 
 def load_candidates(paths: Iterable[str | Path]) -> list[Submission]:
-    """The candidates in these files and folders, in their order; those of a folder sorted by path.
+    """The candidates in these files and folders, in this order. Those of a folder are sorted by path.
 
     Files: Python, CUDA C++ (.cu), C++ (.cpp), a FlashInfer-Bench solution (.json), JSON lines (.jsonl). A file that
     cannot be read is a refused candidate. Raises `NoCandidates` for a path that does not exist or holds none.
     """
-    found: list[Submission] = []
+    submissions: list[Submission] = []
     for path in map(Path, paths):
         if not path.exists():
             raise NoCandidates(f"{path}: there is no such file or folder")
         files = sorted(_files(path)) if path.is_dir() else [path]
         if not files:
-            raise NoCandidates(f"{path}: the folder holds no candidates; they end in {', '.join(READ)}")
+            raise NoCandidates(f"{path}: the folder holds no candidates; their file names end in {', '.join(READ)}")
         for file in files:
-            found += _read(file, str(file.relative_to(path)) if path.is_dir() else str(file.name))
-    return _with_own_names(found)
+            submissions += _read(file, str(file.relative_to(path)) if path.is_dir() else str(file.name))
+    return _with_own_names(submissions)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -61,7 +61,7 @@ def _read(file: Path, name: str) -> Iterable[Submission]:
         except (ValueError, RecursionError) as error:
             return [refused(name, "not_json", f"{name}: not JSON: {error}")]
     if file.suffix not in LANGUAGES:
-        return [refused(name, "unknown_language", f"{name}: candidates end in {', '.join(READ)}")]
+        return [refused(name, "unknown_language", f"{name}: the file name of a candidate ends in {', '.join(READ)}")]
     stem = name.removesuffix(file.suffix) if file.suffix == ".py" else name
     language = LANGUAGES[file.suffix]
     problem = constant(text, "PROBLEM") if language == "python" else None

@@ -85,10 +85,10 @@ def read(path: Path, text: str, *, workloads: Path | None = None, backward: Any 
     """The problem of a definition's JSON, with the workloads of its data set or of `workloads`, a JSONL file."""
     definition = parsed(text, str(path))
     reference = WideReference(definition.reference, definition.name)
-    found = workloads if workloads is not None else beside(path, definition.name)
-    root = root_of(found if found is not None else path)
-    lines = found.read_text(encoding="utf-8") if found is not None else ""
-    cases = [_case(definition, w, root) for w in _workloads(lines, definition, str(found))]
+    workload_file = workloads if workloads is not None else beside(path, definition.name)
+    root = root_of(workload_file if workload_file is not None else path)
+    lines = workload_file.read_text(encoding="utf-8") if workload_file is not None else ""
+    cases = [_case(definition, w, root) for w in _workloads(lines, definition, str(workload_file))]
     cases += _odd_cases(definition, cases)
     if not cases:
         raise BadProblem(
@@ -155,7 +155,7 @@ def parsed(text: str, name: str) -> Definition:
     )  # fmt: skip
 
 
-def solution(data: Mapping[str, Any], name: str) -> tuple[str, Candidate]:
+def solution(data: Mapping[str, object], name: str) -> tuple[str, Candidate]:
     """(definition, candidate) of a Solution's JSON; raises `Refusal`."""
     spec, sources = data.get("spec"), data.get("sources")
     if not isinstance(spec, Mapping) or not isinstance(sources, list) or not sources:
@@ -200,14 +200,14 @@ def root_of(path: Path) -> Path:
     return path.resolve().parent
 
 
-def _fields(data: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
+def _fields(data: Mapping[str, object], key: str, name: str) -> Mapping[str, Any]:
     value = data.get(key)
     if not isinstance(value, Mapping) or not value:
         raise BadProblem(f"{name}: {key} must be an object that is not empty")
     return value
 
 
-def _tensor(name: str, spec: Any, axes: Mapping[str, int | None], where: str) -> DefinedTensor:
+def _tensor(name: str, spec: object, axes: Mapping[str, int | None], where: str) -> DefinedTensor:
     shape, dtype = (spec.get("shape"), spec.get("dtype")) if isinstance(spec, Mapping) else (None, None)
     if dtype not in DTYPES:
         raise BadProblem(f"{where}: dtype {dtype!r} cannot be judged; known: {', '.join(DTYPES)}")
@@ -217,7 +217,7 @@ def _tensor(name: str, spec: Any, axes: Mapping[str, int | None], where: str) ->
     return DefinedTensor(name, None if shape is None else tuple(shape), dtype)
 
 
-def _workloads(lines: str, definition: Definition, name: str) -> Iterator[Mapping[str, Any]]:
+def _workloads(lines: str, definition: Definition, name: str) -> Iterator[Mapping[str, object]]:
     for number, line in enumerate(lines.splitlines(), 1):
         if not line.strip():
             continue
@@ -239,7 +239,7 @@ def _case(definition: Definition, workload: Mapping[str, Any], root: Path) -> Ca
     if unknown:
         raise BadProblem(f"{definition.name}: a workload gives no value for the scalar {unknown[0]!r}")
 
-    def draw(make: Make, **_: object) -> dict[str, Any]:
+    def draw(make: Make, **_: object) -> dict[str, object]:
         return {t.name: _value(t, given.get(t.name) or {}, definition, sizes, make, root) for t in definition.inputs}
 
     label = ",".join(f"{axis}={size}" for axis, size in sizes.items())
@@ -257,7 +257,7 @@ def _value(
     sizes: Mapping[str, int],
     make: Make,
     root: Path,
-) -> Any:
+) -> object:
     kind, dtype = source.get("type", "random"), DTYPES[t.dtype]
     if kind == "scalar":
         return source["value"]
@@ -293,7 +293,7 @@ def _odd_cases(definition: Definition, cases: Sequence[Case]) -> list[Case]:
     return added
 
 
-def _smallest(cases: Sequence[Case]) -> Mapping[str, Any]:
+def _smallest(cases: Sequence[Case]) -> Mapping[str, object]:
     def size(case: Case) -> int:
         product = 1
         for value in case.sizes.values():

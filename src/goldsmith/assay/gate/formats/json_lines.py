@@ -55,7 +55,7 @@ def of_object(data: Any, name: str) -> Submission:
     return Submission(candidate, problem if isinstance(problem, str) else None)
 
 
-def solution(data: Mapping[str, Any], name: str) -> Submission:
+def solution(data: Mapping[str, object], name: str) -> Submission:
     try:
         definition, candidate = flashinfer.solution(data, name)
     except Refusal as why:

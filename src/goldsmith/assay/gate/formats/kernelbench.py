@@ -31,7 +31,7 @@ def recognised(names: Sequence[str]) -> bool:
 
 
 def read(
-    module: ModuleType, name: str, content: str, *, dtypes: Any = None, backward: Any = "present",
+    module: ModuleType, name: str, content: str, *, dtypes: object = None, backward: Any = "present",
     sizes: str = "auto", elements: int = smaller_sizes.ELEMENTS,
 ) -> Problem:  # fmt: skip
     """The problem of an imported file.
@@ -39,7 +39,7 @@ def read(
     sizes: "declared" runs the file's own sizes; "auto" halves its constants until inputs and weights have at most
     `elements` elements, because the judge computes in float64, dozens of times.
     """
-    settings, why = dict[str, Any](), ""
+    settings, why = dict[str, object](), ""
     if sizes == "auto":
         module, settings = smaller_sizes.shrunk(module, content, elements, lambda m: _Reference(m, name).weigh())
         why = (
@@ -123,7 +123,7 @@ class _Reference:
             self.golden(**values)
         return mode.seen
 
-    def draw(self, make: Make, *, normal: bool) -> dict[str, Any]:
+    def draw(self, make: Make, *, normal: bool) -> dict[str, object]:
         values = self._drawn(make, normal=normal)
         if normal and not self._finite(values):
             values = self._drawn(make, normal=False)  # a logarithm, say, which needs the file's own values
@@ -132,7 +132,7 @@ class _Reference:
             for n, v in values.items()
         }
 
-    def _drawn(self, make: Make, *, normal: bool) -> dict[str, Any]:
+    def _drawn(self, make: Make, *, normal: bool) -> dict[str, object]:
         seed = int(torch.randint(2**31, (), generator=make.generator))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -148,7 +148,7 @@ class _Reference:
             weights = {n: _uneven(t, make.generator) for n, t in weights.items()}
         return {**dict(zip(self.parameters, inputs, strict=True)), **weights}
 
-    def _finite(self, values: Mapping[str, Any]) -> bool:
+    def _finite(self, values: Mapping[str, object]) -> bool:
         with torch.no_grad():
             try:
                 result = self.golden(**values)
@@ -196,13 +196,13 @@ def _uneven(t: Tensor, generator: torch.Generator) -> Tensor:
     return t + 0.25 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
 
 
-def _listed(value: object, name: str, function: str) -> list[Any]:
+def _listed(value: object, name: str, function: str) -> list[object]:
     if not isinstance(value, list | tuple):
         raise BadProblem(f"{name}: {function} returns a {type(value).__name__}, expected a list")
     return list(value)
 
 
-def _inputs_of(module: ModuleType, name: str) -> list[Any]:
+def _inputs_of(module: ModuleType, name: str) -> list[object]:
     try:
         inputs = module.get_inputs()
     except Exception as error:

@@ -32,10 +32,10 @@ class ProblemFolder:
             if len(set(self.files.values())) == 1:
                 return str(next(iter(self.files.values())))
             raise UnknownProblem(f"it names no problem, and {self.folder} holds {len(set(self.files.values()))}")
-        found = self.files.get(name.removesuffix(".py"))
-        if found is None:
+        path = self.files.get(name.removesuffix(".py"))
+        if path is None:
             raise UnknownProblem(f"{self.folder} holds no problem {name!r}")
-        return str(found)
+        return str(path)
 
 
 @functools.cache

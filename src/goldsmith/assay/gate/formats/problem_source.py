@@ -45,7 +45,7 @@ class ProblemSource:
         return cls(data["where"], options)
 
 
-def load_problem(where: str | Path, **options: Any) -> Problem:
+def load_problem(where: str | Path, **options: object) -> Problem:
     """The problem in a file: golden and cases, KernelBench's `Model`, or FlashInfer-Bench's Definition.
 
     where     path/to/file.py, path/to/file.py:name or path/to/definition.json
@@ -98,7 +98,7 @@ def _read(path: Path, text: str, wanted: str | None, options: Mapping[str, Any])
     return python_file.read(module, wanted, name)
 
 
-def _only(options: Mapping[str, Any], known: set[str], name: str) -> dict[str, Any]:
+def _only(options: Mapping[str, object], known: set[str], name: str) -> dict[str, Any]:
     unknown = [n for n in options if n not in known]
     if unknown:
         has = f"it takes {', '.join(sorted(known))}" if known else "its file says everything itself"

@@ -70,12 +70,12 @@ def _of_names(module: ModuleType, name: str) -> Problem:
         raise BadProblem(f"{name}: {error}") from error
 
 
-def _construct(golden: Callable[..., Any]) -> dict[str, Any]:
+def _construct(golden: Callable[..., object]) -> dict[str, object]:
     return CandidateCall(order=_parameters(golden)).to_data()
 
 
-def _parameters(golden: Callable[..., Any]) -> tuple[str, ...]:
-    """Parameter names of the golden, which a function without a readable signature gets by position."""
+def _parameters(golden: Callable[..., object]) -> tuple[str, ...]:
+    """Parameter names of the golden. A candidate without a readable signature gets its arguments in this order."""
     try:
         parameters = inspect.signature(golden).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Smaller sizes for a file whose own are too large to judge: its constants are halved, the largest first."""
+"""Smaller sizes for a file whose own sizes are too large to judge: its constants are halved, the largest first."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import torch
 
 ELEMENTS = 2**12  # of inputs and weights together: a check runs the golden dozens of times, in float64
 SECONDS = 0.25  # of one forward in float32
-SMALLEST = 4  # a constant is not halved below: small ones are widths of kernels, groups, strides
-FAR = 64  # a module with more than so many times the elements is not run
+SMALLEST = 4  # no constant becomes smaller than this: small ones are widths of kernels, groups, strides
+FAR = 64  # a module with more than this many times the elements is not run
 TRIES = 60
 
 Weigh = Callable[[ModuleType], tuple[int, Callable[[], object]]]
 
 
-def constants(module: ModuleType, content: str) -> dict[str, Any]:
+def constants(module: ModuleType, content: str) -> dict[str, object]:
     """The module's whole-number constants: name -> value, for numbers and for tuples of them."""
     return {name: value for name in _assigned(content) if _sizes(value := getattr(module, name, None))}
 
 
-def spelt(sizes: Mapping[str, Any]) -> str:
+def spelt(sizes: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def shrunk(module: ModuleType, content: str, elements: int, weigh: Weigh) -> tuple[ModuleType, dict[str, Any]]:
-    """(module, changed constants): the file itself where it is small enough, or a copy with smaller constants.
+def shrunk(module: ModuleType, content: str, elements: int, weigh: Weigh) -> tuple[ModuleType, dict[str, object]]:
+    """(module, changed constants): the file itself if it is small enough, otherwise a copy with smaller constants.
 
-    Where no constants are small enough, the copy with the smallest ones that work.
+    If none are small enough, it is the copy with the smallest constants that the file runs with.
     """
     if _fits(module, elements, weigh):
         return module, {}
@@ -99,7 +99,7 @@ def _largest(value: Any) -> int:
     return max(value) if isinstance(value, tuple | list) else int(value)
 
 
-def _largest_ones(sizes: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _largest_ones(sizes: Mapping[str, object]) -> list[tuple[str, ...]]:
     """Constants to halve, in the order to try: those that are equal and largest together, then each alone."""
     able = {name: _largest(value) for name, value in sizes.items() if _largest(value) >= 2 * SMALLEST}
     order = sorted(able, key=lambda name: -able[name])
@@ -114,7 +114,7 @@ def _halved(value: Any) -> Any:
     return value // 2
 
 
-def _with(module: ModuleType, content: str, sizes: Mapping[str, Any]) -> ModuleType:
+def _with(module: ModuleType, content: str, sizes: Mapping[str, object]) -> ModuleType:
     """The file executed again with other constants: each assignment to one of these names assigns the new value."""
 
     class Replaced(ast.NodeTransformer):

@@ -30,19 +30,19 @@ class WideReference:
     def __init__(self, source: str, name: str) -> None:
         self.name = name
         self.roundings: dict[str, str] = {}
-        namespace: dict[str, Any] = {"__name__": f"reference_{name}"}
+        namespace: dict[str, object] = {"__name__": f"reference_{name}"}
         try:
             exec(compile(source, f"<reference of {name}>", "exec"), namespace)
         except Exception as error:
             raise BadProblem(f"{name}: the reference raised {type(error).__name__}: {error}") from error
-        self.run: Callable[..., Any] = namespace.get("run")  # type: ignore[assignment]
+        self.run: Callable[..., object] = namespace.get("run")  # type: ignore[assignment]
         if not callable(self.run):
             raise BadProblem(f"{name}: the reference must define a function run")
 
-    def golden(self, order: tuple[str, ...]) -> Callable[..., Any]:
+    def golden(self, order: tuple[str, ...]) -> Callable[..., object]:
         """A golden of the inputs of these names."""
 
-        def golden(**values: Any) -> Any:
+        def golden(**values: object) -> object:
             with _Wide(self.roundings):
                 result = self.run(*(values[name] for name in order))
             return _as_tensors(result)
@@ -51,7 +51,7 @@ class WideReference:
         golden.plain = lambda **values: _as_tensors(self.run(*(values[n] for n in order)))  # type: ignore[attr-defined]
         return golden
 
-    def look_for_roundings(self, values: Mapping[str, Any]) -> None:
+    def look_for_roundings(self, values: Mapping[str, object]) -> None:
         """Runs the reference on one case, and finds the casts to 16 bits whose results it goes on with."""
         wide = {n: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in values.items()}
         with _Wide(None) as mode, torch.no_grad():
@@ -97,18 +97,18 @@ class _Wide(TorchFunctionMode):
         return stage(name, result) if name in self.stages else result
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> object:
     return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
 
 
-def _flat(result: Any) -> list[Tensor]:
+def _flat(result: object) -> list[Tensor]:
     values = (
         result.values() if isinstance(result, Mapping) else result if isinstance(result, list | tuple) else [result]
     )
     return [v for v in values if isinstance(v, Tensor)]
 
 
-def _as_tensors(result: Any) -> Any:
+def _as_tensors(result: object) -> object:
     """Python numbers as tensors without dimensions."""
     if isinstance(result, bool | int | float):
         return torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)

@@ -93,11 +93,11 @@ class CandidateProcess:
     zygote: ZygoteProcess
     limits: Limits
     loader: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     around: Surroundings = Surroundings()
     again: bool = False
-    seen: list[list[Any]] = field(default_factory=list)
-    parameters: dict[str, Any] = field(default_factory=dict)
+    seen: list[list[object]] = field(default_factory=list)
+    parameters: dict[str, object] = field(default_factory=dict)
     clearing: bool = False
     pid: int = 0
     number: int = 0
@@ -232,7 +232,7 @@ class CandidateProcess:
         self._take(reply)
         return reply
 
-    def _take(self, reply: dict[str, Any]) -> None:
+    def _take(self, reply: dict[str, object]) -> None:
         """Keeps what was noted, and raises where the reply is that it cannot go on."""
         seen = reply.get("seen", [])
         if isinstance(seen, list):

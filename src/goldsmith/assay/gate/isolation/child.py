@@ -129,7 +129,7 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
         return {"ended": f"{type(error).__name__} in {where}: {error}"[:500]}
 
 
-def _run(message: Mapping[str, Any], parts: Parts, events: EventLog) -> dict[str, Any]:
+def _run(message: Mapping[str, object], parts: Parts, events: EventLog) -> dict[str, object]:
     material, settings = run_of(message, parts)
     try:
         with neutral_state(), events.listening():

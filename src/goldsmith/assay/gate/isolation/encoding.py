@@ -31,7 +31,7 @@ class Unsendable(TypeError):
 class Spans:
     """Tensors as bytes: a row [dtype, shape, stride, bytes] for each, and the bytes."""
 
-    table: list[list[Any]]
+    table: list[list[object]]
     bytes: list[memoryview]
     owners: list[Tensor]  # keep the memory alive
 
@@ -52,10 +52,10 @@ def receive(connection: Connection, until: float | None = None, *, pickled: bool
     return number, decode(message["body"], message["tensors"], data, pickled=pickled)
 
 
-def encode(value: object, tensors: list[Tensor], *, pickled: bool = False) -> Any:
+def encode(value: object, tensors: list[Tensor], *, pickled: bool = False) -> object:
     """The value as JSON; its tensors are appended to `tensors`. pickled: pickle what has no encoding."""
 
-    def inner(v: object) -> Any:
+    def inner(v: object) -> object:
         if v is None or isinstance(v, bool | str):
             return v
         if type(v) in (int, float):
@@ -117,7 +117,7 @@ def _memory(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
-def decode(body: Any, table: Any, data: bytearray, *, pickled: bool = False) -> Any:
+def decode(body: object, table: Any, data: bytearray, *, pickled: bool = False) -> Any:
     """The value of a message; raises Malformed for anything that `encode` does not make."""
     try:
         tensors = _tensors(table, data)

@@ -18,7 +18,6 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -38,7 +37,7 @@ class EventLog:
     """Notes events while the candidate's code runs; made before its source is imported."""
 
     def __init__(self) -> None:
-        self.seen: list[list[Any]] = []
+        self.seen: list[list[object]] = []
         self.on = False
         self.inside = False
         self.own = os.getcwd() + os.sep
@@ -62,12 +61,12 @@ class EventLog:
             for name in self.functions.replaced():
                 self._note("patched", name)
 
-    def report(self) -> list[list[Any]]:
+    def report(self) -> list[list[object]]:
         """What was noted since the last report."""
         seen, self.seen = self.seen, []
         return seen
 
-    def _note(self, *event: Any) -> None:
+    def _note(self, *event: object) -> None:
         if len(self.seen) < _MOST and list(event) not in self.seen:
             self.seen.append(list(event))
 
@@ -118,7 +117,7 @@ class EventLog:
         return False
 
 
-def _left_running() -> dict[str, Any]:
+def _left_running() -> dict[str, object]:
     """What sees every later call: modes of torch, and functions that Python calls at each line or call."""
     return {
         "torch's stack of function modes": torch._C._len_torch_function_stack(),

@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 from dataclasses import asdict, dataclass
-from typing import Any
 
 _WRITTEN = 1 << 30  # bytes of one file
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -36,7 +35,7 @@ class Limits:
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

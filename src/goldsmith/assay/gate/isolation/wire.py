@@ -24,7 +24,7 @@ _HERE = ("live_outputs", "live_grads", "error", "overruns", "interpreted", "betw
 _PHASES = ("forward", "backward")
 
 
-def request_of(material: Material, settings: RunSettings) -> dict[str, Any]:
+def request_of(material: Material, settings: RunSettings) -> dict[str, object]:
     return {"target": _target(material.target), "material": _material(material), "settings": _settings(settings)}
 
 
@@ -58,7 +58,7 @@ def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
     return [Material(side, **m) for m in request["materials"]]
 
 
-def times_from_data(data: Any, count: int) -> list[tuple[float, float]]:
+def times_from_data(data: object, count: int) -> list[tuple[float, float]]:
     """(microseconds, microseconds of work left) of each call; Malformed for anything else."""
     if not isinstance(data, list) or len(data) != count:
         raise Malformed("times of another number of calls")
@@ -68,23 +68,23 @@ def times_from_data(data: Any, count: int) -> list[tuple[float, float]]:
     return [(row[0], row[1]) for row in data]
 
 
-def outputs_from_data(data: Any, count: int) -> list[dict[str, Tensor]]:
+def outputs_from_data(data: object, count: int) -> list[dict[str, Tensor]]:
     """The results of calls; Malformed for anything else."""
     if not isinstance(data, list) or len(data) != count:
         raise Malformed("results of another number of calls")
     return [_tensors(outputs) for outputs in data]
 
 
-def _target(target: Target) -> dict[str, Any]:
+def _target(target: Target) -> dict[str, object]:
     backward = target.backward if target.backward in (None, "auto") else "own"
     return {**{n: getattr(target, n) for n in _FACTS}, "backward": backward}
 
 
-def _material(material: Material) -> dict[str, Any]:
+def _material(material: Material) -> dict[str, object]:
     return {f.name: getattr(material, f.name) for f in fields(material) if f.name != "target"}
 
 
-def _settings(settings: RunSettings) -> dict[str, Any]:
+def _settings(settings: RunSettings) -> dict[str, object]:
     data = {f.name: getattr(settings, f.name) for f in fields(settings)}
     data["between"] = None if settings.between is None else _material(settings.between)
     data["kept_inputs"] = None if settings.kept_inputs is None else asdict(settings.kept_inputs)
@@ -94,7 +94,7 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     return data
 
 
-def results_to_data(run: CandidateRun) -> dict[str, Any]:
+def results_to_data(run: CandidateRun) -> dict[str, object]:
     data = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in _HERE}
     data["error"] = None if run.error is None else raised.to_data(run.error)
     data["overruns"] = [asdict(o) for o in run.overruns]
@@ -132,7 +132,7 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         by_forward=set(_names(data["by_forward"])),
         overwritten=_tensors(data["overwritten"]),
         unwritten=_tensors(data["unwritten"]),
-        from_guards=_tensors(data["from_guards"]),
+        from_bands=_tensors(data["from_bands"]),
         aliases={(str(a), str(b)) for a, b in data["aliases"]},
         called_tracing=bool(data["called_tracing"]),
         own_function=bool(data["own_function"]),
@@ -146,7 +146,7 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         plain=None if data["plain"] is None else _plain(data["plain"]),
     )
     results = {**run.outputs, **{n: g for n, g in run.grads.items() if g is not None}}
-    for name, mask in (*run.unwritten.items(), *run.from_guards.items()):
+    for name, mask in (*run.unwritten.items(), *run.from_bands.items()):
         if name not in results or results[name].shape != mask.shape:
             raise Malformed("results with a mask that fits no result")
     for mask in (*run.changed.values(), *run.overwritten.values()):

@@ -81,7 +81,7 @@ class Zygote:
             return {"status": self._end(request["pid"], request.get("grace", 0.0))}
         return {"isolation": self.isolation}
 
-    def _fork(self, control: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def _fork(self, control: socket.socket, request: dict[str, object], descriptors: list[int]) -> dict[str, object]:
         home = tempfile.mkdtemp(prefix=f"goldsmith-candidate-{os.getpid()}-") if request["sandbox"] is not None else ""
         joined, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request.get("joins") else (None, None)
         if its is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ _MEGABYTES = 256
 _SIDE = {"cpu": 512, "cuda": 4096}  # of the measured product
 
 
-def least_us(inputs: Mapping[str, Tensor], golden: Callable[[], Any], device: torch.device) -> tuple[float, str]:
+def least_us(inputs: Mapping[str, Tensor], golden: Callable[[], object], device: torch.device) -> tuple[float, str]:
     """(microseconds, what sets them)"""
     read = sum(t.numel() * t.element_size() for t in inputs.values())
     by_memory = read / (MARGIN * read_rate(str(device)))
@@ -52,7 +51,7 @@ def product_rate(device: str, dtype: torch.dtype) -> float:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def products(golden: Callable[[], Any]) -> float:
+def products(golden: Callable[[], object]) -> float:
     """FLOPs of the matrix products, convolutions and attention of one call."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,7 +60,7 @@ def products(golden: Callable[[], Any]) -> float:
     return float(counter.get_total_flops())
 
 
-def _us(call: Callable[[], Any], device: str) -> float:
+def _us(call: Callable[[], object], device: str) -> float:
     cuda = torch.device(device).type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)

@@ -67,7 +67,7 @@ class CallTiming:
     def speedup(self) -> float | None:
         return None if self.reference is None or not self.time else self.reference / self.time
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         rounded = {n: round(v, 3) if isinstance(v, float) else v for n, v in asdict(self).items()}
         return {**rounded, "speedup": None if self.speedup is None else round(self.speedup, 3)}
 
@@ -112,7 +112,7 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
 
 
 def timed_calls(
-    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[Any]
+    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[object]
 ) -> list[tuple[float, float]]:
     """(microseconds, microseconds of work left) of timed calls, as the candidate's process reports them."""
     request = {"do": "time", **timed_request_of(materials, schedule)}
@@ -129,7 +129,7 @@ def timed_results(process: CandidateProcess, numbers: Sequence[int]) -> list[dic
     )
 
 
-def _schedule(calls: int, device: torch.device, order: random.Random) -> list[list[Any]]:
+def _schedule(calls: int, device: torch.device, order: random.Random) -> list[list[object]]:
     kinds = (WALL, DEVICE) if device.type == "cuda" else (WALL,)
     return [[order.randrange(SETS), kinds[k % len(kinds)]] for k in range(calls)]
 
@@ -139,7 +139,7 @@ def _elements(case: Case, dtype: torch.dtype) -> int:
 
 
 def _believed(
-    case: Case, times: Sequence[Sequence[float]], schedule: Sequence[Sequence[Any]], judge: float
+    case: Case, times: Sequence[Sequence[float]], schedule: Sequence[Sequence[object]], judge: float
 ) -> CallTiming:
     walls = [t[0] for t, (_, kind) in zip(times, schedule, strict=True) if kind == WALL]
     events = [t for t, (_, kind) in zip(times, schedule, strict=True) if kind == DEVICE]
@@ -158,7 +158,7 @@ def _believed(
     return CallTiming(case.name, believed, wall, judge, device, p10=p10, p90=p90, calls=len(times), doubts=doubts)
 
 
-def _harness(materials: Sequence[Material], schedule: Sequence[Sequence[Any]], device: torch.device) -> float:
+def _harness(materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device) -> float:
     """Microseconds of one turn of the loop around a call that does nothing, by the same clock."""
     calls = TimedCalls()
     first = next((t[:0] if t.dim() else t for t in materials[0].inputs.values()), torch.zeros(0))

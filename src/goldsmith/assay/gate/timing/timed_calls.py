@@ -64,8 +64,8 @@ class TimedCalls:
 
 
 def _on_stream(
-    call: Callable[[Mapping[str, Any]], Any], supply: Mapping[str, Any], device: torch.device, kind: str
-) -> tuple[list[float], Any]:
+    call: Callable[[Mapping[str, object]], object], supply: Mapping[str, object], device: torch.device, kind: str
+) -> tuple[list[float], object]:
     start, end = _event(enable_timing=True), _event(enable_timing=True)
     _synchronize(device)
     if kind == DEVICE:

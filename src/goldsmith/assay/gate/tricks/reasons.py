@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +37,13 @@ class Facts:
     """What is known beside the findings. first: the first run; golden: the golden's outputs for it."""
 
     source: SourceFacts
-    seen: Sequence[list[Any]] = ()
+    seen: Sequence[list[object]] = ()
     first: CandidateRun | None = None
     material: Material | None = None
     golden: dict[str, Tensor] = field(default_factory=dict)
 
 
-def of_events(seen: Sequence[list[Any]], files: Sequence[str]) -> tuple[str, str] | None:
+def of_events(seen: Sequence[list[object]], files: Sequence[str]) -> tuple[str, str] | None:
     """(trick, sentence) where events alone are a trick, whatever the results are."""
     for kind, *what in seen:
         if kind == "patched":

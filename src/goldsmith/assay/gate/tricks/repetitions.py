@@ -23,7 +23,7 @@ _CLOSE = 1e-3  # relative: differences of legal orders are smaller
 
 def of_earlier_calls(process: CandidateProcess, another: Callable[[], CandidateProcess]) -> tuple[str, str] | None:
     """(trick, sentence) if one of the last calls gives another result alone in a new process, twice the same one."""
-    for material, settings, made in list(process.recorded)[: -_CALLS - 1 : -1]:
+    for material, settings, recorded in list(process.recorded)[: -_CALLS - 1 : -1]:
 
         def alone() -> CandidateRun:
             fresh = another()
@@ -34,7 +34,7 @@ def of_earlier_calls(process: CandidateProcess, another: Callable[[], CandidateP
                 fresh.close()
 
         once = alone()
-        names = _apart(once, made)
+        names = _apart(once, recorded)
         if names and not _apart(once, alone()):
             text = f"alone in a new process, a call gives another {names[0]} than after other calls"
             return ("backward_shortcut" if all(n.endswith(".grad") for n in names) else "cached_result"), text

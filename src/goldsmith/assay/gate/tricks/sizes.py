@@ -19,7 +19,7 @@ MOST = 4  # cases to try
 def undeclared(cases: Sequence[Case], seed: int) -> list[Case]:
     """Cases like the declared ones, with sizes between theirs; none for literal tensors or single sizes."""
     order = random.Random(seed)
-    found: list[Case] = []
+    further: list[Case] = []
     for draw in dict.fromkeys(c.draw for c in cases if not c.given):
         alike = [c for c in cases if c.draw is draw]
         names = [n for n, v in alike[0].sizes.items() if type(v) is int]
@@ -31,9 +31,9 @@ def undeclared(cases: Sequence[Case], seed: int) -> list[Case]:
             sizes = {**base.sizes, **{n: order.choice(values) for n, values in between.items() if values}}
             label = ",".join(f"{k}={v}" for k, v in sizes.items())
             case = replace(base, name=f"{base.name.partition('[')[0]}[{label}]", sizes=sizes)
-            if all(case.name != c.name for c in (*cases, *found)):
-                found.append(case)
-    return found[:MOST]
+            if all(case.name != c.name for c in (*cases, *further)):
+                further.append(case)
+    return further[:MOST]
 
 
 def _whole(case: Case, name: str) -> int:

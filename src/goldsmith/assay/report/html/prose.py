@@ -42,9 +42,9 @@ def _code(text: str) -> Markup:
 def _whole(text: str) -> Markup:
     out, at = [], 0
     for match in WHOLE.finditer(text):
-        found = match[0].strip()
-        if ("-" in found or " " in found) and len(found) <= LONGEST:
+        words = match[0].strip()
+        if ("-" in words or " " in words) and len(words) <= LONGEST:
             start = match.start()
-            out += [escape(text[at:start]), Markup('<span class="whole">{}</span>').format(found)]
-            at = start + len(found)
+            out += [escape(text[at:start]), Markup('<span class="whole">{}</span>').format(words)]
+            at = start + len(words)
     return Markup("").join([*out, escape(text[at:])])

@@ -127,7 +127,7 @@ def _read(
         offset = lift if zeros is None else zeros.float()[:, places]
         return (q.float() - offset) * scale.float()[:, places]
     if index is not None and not torch.equal(index.long(), torch.arange(inputs) // (group or inputs)):
-        raise ValueError("weight_g_idx has other groups than group_size, but the config has no actorder")
+        raise ValueError("weight_g_idx does not number the groups in order, but the config has no actorder")
     scale = scale.contiguous()
     pairs = inputs % 2 == 0  # four-bit codes are two in a byte
     if zeros is None and (pairs or bits == 8 or not packed):

@@ -114,7 +114,7 @@ def templated(
     try:
         from trl.data_utils import apply_chat_template
     except ImportError as error:
-        raise MissingPackage("A prompt and completion in messages are written by", "trl") from error
+        raise MissingPackage("A prompt and a completion that are messages need", "trl") from error
     turns = [*prompt, *completion]
     template = ChatTemplate(tokenizer, tools, arguments or {})
     template.check(turns, template.render(turns))

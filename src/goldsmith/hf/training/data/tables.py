@@ -145,7 +145,7 @@ def _csv_arguments(path: Path) -> dict[str, object]:
 
     names = next(csv.reader(decoded(path).splitlines()), [])
     if len(set(names)) != len(names):
-        raise DataError(path, f"the columns {', '.join(map(repr, names))} are not all different", 1)
+        raise DataError(path, f"two columns have the same name; the columns are {', '.join(map(repr, names))}", 1)
     return {"features": Features({name: Value("string") for name in names}), "keep_default_na": False}
 
 

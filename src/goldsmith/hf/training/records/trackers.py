@@ -1,4 +1,4 @@
-"""The log of a run in TensorBoard, Weights & Biases and other trackers, through those of accelerate."""
+"""Sends the log of a run to TensorBoard, Weights & Biases and the other trackers that accelerate knows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check(names: Sequence[str]) -> None:
 
 
 class RunTrackers:
-    """The trackers of one run. One that fails is left out from then on, and `note` says so: training continues."""
+    """The trackers of one run. If a tracker fails, `note` gets a message, and training continues without it."""
 
     def __init__(self, names: Sequence[str], output: Path, note: Callable[[str], None]):
         self.names, self.output, self.note = names, output, note
@@ -65,7 +65,7 @@ class RunTrackers:
 
         PartialState()  # accelerate's loggers need it
         for name in self.names:
-            self._guarded(name, partial(self._start, name, options, done))
+            self._attempt(name, partial(self._start, name, options, done))
 
     def _start(self, name: str, options: Mapping[str, object], done: int) -> None:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -87,7 +87,7 @@ class RunTrackers:
         self._running[name] = tracker
 
     def _wandb_id(self) -> str:
-        """The identifier of this folder's run, made once: a new run moves the file aside with the other files."""
+        """The identifier of the run in this folder. A new run moves the old files away and gets a new one."""
         path = self.output / IDS
         if not path.exists():
             replace(path, json.dumps({"wandb": secrets.token_hex(6)}) + "\n")
@@ -97,14 +97,15 @@ class RunTrackers:
         """Logs a row of the log, under the names that transformers' Trainer uses."""
         values = {NAMES[name]: value for name, value in row.items() if name in NAMES}
         for name, tracker in list(self._running.items()):
-            self._guarded(name, partial(tracker.log, values, step=row["step"]))
+            self._attempt(name, partial(tracker.log, values, step=row["step"]))
 
     def finish(self) -> None:
         for name, tracker in list(self._running.items()):
-            self._guarded(name, tracker.finish)
+            self._attempt(name, tracker.finish)
         self._running = {}
 
-    def _guarded(self, name: str, action: Callable[[], object]) -> None:
+    def _attempt(self, name: str, action: Callable[[], object]) -> None:
+        """Calls the tracker; if it fails, drops it."""
         try:
             action()
         except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:

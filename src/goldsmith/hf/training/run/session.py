@@ -235,7 +235,7 @@ def locked(output: Path) -> Iterator[None]:
                 raise TrainingError(f"--output {output} has {kind} named {name}, where this run writes a file.")
         if (output / CHECKPOINTS).exists() and not (output / CHECKPOINTS).is_dir():
             raise TrainingError(f"--output {output} has a file named {CHECKPOINTS}, where this run needs a folder.")
-        made = [place for place in (output, *output.parents) if not place.exists()]
+        new_folders = [folder for folder in (output, *output.parents) if not folder.exists()]
         output.mkdir(parents=True, exist_ok=True)
         file = open(output / LOCK, "w")
     except OSError as error:
@@ -255,5 +255,5 @@ def locked(output: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 if os.listdir(output) == [LOCK]:
                     os.unlink(output / LOCK)
-                    for place in made:
-                        place.rmdir()
+                    for folder in new_folders:
+                        folder.rmdir()

@@ -1,4 +1,4 @@
-// The plan of a call: the routes of each expert, computed once and the same for every level.
+// The routes of a call, grouped by expert; computed once, and the same for every level.
 #pragma once
 
 #include <memory>
@@ -17,11 +17,11 @@ struct Chunk {
     int64_t begin, end, first, last;
 };
 
-class Plan {
+class Grouping {
 public:
     // Throws for an id outside -1..E-1. `rows`: the most routes of a segment.
-    Plan(const gs_moe_args& args, int64_t rows);
-    ~Plan();
+    Grouping(const gs_moe_args& args, int64_t rows);
+    ~Grouping();
 
     const int64_t* order;     // routes token * slots + slot, sorted by expert, then by route; without skipped ones
     const int64_t* expert;    // begin of each expert's routes in `order`, and the end of the last one's

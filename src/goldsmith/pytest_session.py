@@ -1,4 +1,4 @@
-"""A guard around a pytest session: the session runs in a child process, and fails unless every test has reported.
+"""A pytest session in a child process, which fails unless every test has reported.
 
 A kernel that calls `os._exit(0)`, or C's `exit`, ends the process that runs the tests, and its status would be a
 success. The parent waits, counts, and says during which test the session ended. It forks before tests are collected,
@@ -21,8 +21,8 @@ _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _FAILED = 1  # pytest's status where tests failed
 
 
-def guarded(config: pytest.Config) -> int | None:
-    """Forks. In the child None: the session goes on. In the parent the status of the session, when it has ended."""
+def run_in_child(config: pytest.Config) -> int | None:
+    """Forks. The child gets None, and runs the session. The parent gets the status of the session when it has ended."""
     if not _possible(config):
         return None
     reading, writing = os.pipe()
@@ -33,7 +33,7 @@ def guarded(config: pytest.Config) -> int | None:
         os.close(reading)
         with contextlib.suppress(OSError, AttributeError):  # systems without prctl
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        config.pluginmanager.register(_Child(writing), "goldsmith-guard")
+        config.pluginmanager.register(_Child(writing), "goldsmith-session")
         return None
     os.close(writing)
     return _watch(config, pid, reading)

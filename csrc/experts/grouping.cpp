@@ -1,4 +1,4 @@
-#include "plan.h"
+#include "grouping.h"
 
 #include <algorithm>
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace gs {
 
-struct Plan::Lists {
+struct Grouping::Lists {
     std::vector<int64_t> order, expert;
     std::vector<Segment> segments, parts;
     std::vector<Chunk> chunks;
@@ -40,7 +40,7 @@ void cut(std::vector<Segment>& into, int64_t expert, int64_t begin, int64_t end,
 
 }  // namespace
 
-Plan::Plan(const gs_moe_args& args, int64_t rows) : lists_(std::make_unique<Lists>()) {
+Grouping::Grouping(const gs_moe_args& args, int64_t rows) : lists_(std::make_unique<Lists>()) {
     Lists& lists = *lists_;
     count(args, lists.expert);
     routes = lists.expert.back();
@@ -77,6 +77,6 @@ Plan::Plan(const gs_moe_args& args, int64_t rows) : lists_(std::make_unique<List
     parts = lists.parts.data(), chunks = lists.chunks.data(), chunk_count = static_cast<int64_t>(lists.chunks.size());
 }
 
-Plan::~Plan() = default;
+Grouping::~Grouping() = default;
 
 }  // namespace gs

@@ -38,7 +38,7 @@ def test_a_session_that_ends_early_fails_and_names_the_test(tmp_path, body, stat
 
 
 @pytest.mark.parametrize("body, status", [("pass", 0), ("assert False", 1), ("import pytest; pytest.skip()", 0)])
-def test_other_sessions_end_as_they_do_without_a_guard(tmp_path, body, status):
+def test_other_sessions_end_as_they_do_without_a_child(tmp_path, body, status):
     done = session(tmp_path, body)
     assert done.returncode == status and "goldsmith" not in done.stderr
     assert session(tmp_path, body, "-k", "nothing").returncode == 5
