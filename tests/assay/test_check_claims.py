@@ -197,3 +197,16 @@ def test_an_exception_in_the_backward_is_reported_with_its_line():
     one = target(plain_sum, backward=backward, outputs=("y",))
     (finding,) = assay.check(one, probes="values", raises=False).findings
     assert finding.text.endswith(f"test_check_claims.py:{line_of('# the line that is named')})")
+
+
+def test_a_target_whose_results_all_lack_elements_is_not_judged_and_one_empty_case_of_several_passes():
+    empty = assay.Target(lambda x: x, lambda x: x, cases={"x": torch.zeros(0, 3)}, name="empty")
+    report = assay.check(empty, raises=False)
+    assert report.verdict == "unjudged" and "nothing was compared" in str(report)
+
+    @assay.case(T=[0, 2])
+    def rows(make, T):
+        return {"x": make.normal(T, 3)}
+
+    some = assay.Target(lambda x: x, lambda x: x, cases=rows, name="some")
+    assert assay.check(some, raises=False).ok and assay.check(some, "rows[T=0]", raises=False).ok

@@ -379,3 +379,14 @@ def test_wrong_arguments_are_named():
         assay.watch(every=0)
     with pytest.raises(TypeError, match="norms='x'; expected True or False"):
         assay.watch(norms="x")
+
+
+def test_the_page_does_not_call_an_input_with_a_written_infinity_finite(tmp_path):
+    scores = torch.ones(2, 2)
+    with assay.watch() as w:
+        mask = torch.full((2, 2), -torch.inf)
+        scores + mask - mask
+    (event,) = w.events
+    w.to_html(tmp_path / "watch.html")
+    page = (tmp_path / "watch.html").read_text()
+    assert event.born and "all inputs were finite" not in page and "infinities written on purpose" in page

@@ -90,3 +90,12 @@ def test_a_full_stdout_is_one_sentence_and_keeps_status_and_files(outcome, monke
             app(["verify", "--json", str(tmp_path / "kept")], prog_name="goldsmith")
     assert ended.value.code == status and (tmp_path / "kept").stat().st_size
     assert capsys.readouterr().err.split("\n")[:-1] == ["stdout cannot be written to: No space left on device."]
+
+
+def test_gate_shows_its_verdicts_if_their_json_is_lost(tmp_path):
+    (tmp_path / "made.jsonl").write_text('{"id": "first", "source": "x = ("}\n')
+    (tmp_path / "problem.py").write_text("def golden(x):\n    return x\n")
+    result = CliRunner().invoke(
+        app, ["gate", str(tmp_path / "made.jsonl"), "--problem", str(tmp_path / "problem.py:none"), "--json", str(FULL)]
+    )
+    assert not isinstance(result.exception, OSError) and WORDS in " ".join(result.stderr.split())

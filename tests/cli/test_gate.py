@@ -208,3 +208,24 @@ def test_a_page_and_a_table_of_many_verdicts():
     with out.capture() as captured:
         display.show(out, verdicts, every=False)
     assert "and 10 further candidates: --verbose shows them" in captured.get() and "2.00x" in captured.get()
+
+
+def test_an_option_of_a_format_that_no_problem_has_is_refused(folder):
+    for option, value, text in (
+        ("--dtype", "bfloat16", "--dtype is for problems of KernelBench"), ("--dtype", "float7", "float7: not a dtype"),
+        ("--sizes", "declared", "--sizes is for problems of KernelBench"),
+        ("--elements", "9", "--elements is for problems of KernelBench"),
+        ("--workloads", "w.jsonl", "--workloads is for problems of FlashInfer-Bench"),
+    ):  # fmt: skip
+        result = gate("made", "--problem", "softmax.py", option, value)
+        assert result.exit_code == 2 and text in " ".join(result.stderr.split())
+
+
+def test_a_wrong_candidate_is_diagnosed_if_asked(folder):
+    (folder / "made/right.py").rename(folder / "made/wrong.py")
+    (folder / "made/wrong.py").write_text(RIGHT.replace(" * w", ""))
+    result = gate("made", "--problem", "softmax.py", "--diagnose", "--json", "-", "--seed", "3")
+    assert result.exit_code == 1
+    (verdict,) = map(json.loads, result.stdout.splitlines())
+    assert verdict["status"] == "wrong" and verdict["diagnosis"].startswith("y is wrong")
+    assert "diagnosis y is wrong" in " ".join(result.stderr.split())

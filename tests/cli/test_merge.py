@@ -1,5 +1,6 @@
 """`goldsmith merge` and `goldsmith adapter`: output, JSON, exit statuses, and refusals that write nothing."""
 
+import importlib.util
 import json
 
 import pytest
@@ -44,6 +45,7 @@ def test_the_merged_model_generates_the_text_of_the_adapter(folders, tmp_path):
     base, adapter = folders
     done = run("merge", base, adapter, "--output", tmp_path / "out")
     assert done.exit_code == 0 and "survive" not in done.stderr, done.stderr
+    assert "in the base's own format" in words_of(done.stdout)
     assert "of its change arrives" in done.stdout and str(tmp_path / "out") in done.stdout
     options = ("--device", "cpu", "--max-new-tokens", 6, "--prompt", "the sea", "--json")
     texts = [
@@ -66,6 +68,7 @@ def test_a_format_that_loses_the_adapter_warns_and_offers_to_keep_it_apart(folde
     result = json.loads(done.stdout)
     assert result["format"] == "int4" and result["along"] < 0.9 and result["worst_layer"]["layer"]
     text = words_of(done.stderr)
+    assert max(map(len, done.stderr.splitlines())) <= 100 + len(str(tmp_path)), "the paragraph is not folded"
     assert "(below 90 %)" in text and f"goldsmith generate {tmp_path / 'coded'} --adapter {small}" in text
 
 
@@ -95,6 +98,12 @@ def test_the_check_has_a_row_for_each_runtime_and_its_exit_status_says_whether_a
     done = run("adapter", "check", *folders, "--runtime", "merged", "--merged", folders[0], "--json")
     result = json.loads(done.stdout)
     assert done.exit_code == 1 and not result["ok"] and result["runtimes"][0]["verdict"] == "dropped"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed here")
+def test_a_check_in_which_no_runtime_ran_does_not_pass(folders):
+    done = run("adapter", "check", *folders, "--runtime", "vllm")
+    assert done.exit_code == 2 and "Nothing was checked: vllm is not installed here." in words_of(done.stderr)
 
 
 @pytest.mark.parametrize("words, text", [

@@ -5,10 +5,11 @@ import re
 
 import pytest
 from rich.console import Console
+from rich.padding import Padding
 
 from goldsmith.cli.bench import tables
 from goldsmith.cli.bench.rows import TimingRow
-from goldsmith.cli.terminal import WholeTable
+from goldsmith.cli.terminal import WholeTable, console
 from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.display import VerifyProgress
 from goldsmith.cli.verify.selection import Job
@@ -72,3 +73,20 @@ def test_a_progress_bar_stays_on_one_line_with_its_unit(width):
         text = printed(progress.progress.make_tasks_table(progress.progress.tasks), width)
     (line,) = [line for line in text.splitlines() if line.strip()]
     assert re.search(r"1/20 cases", line) and line.rstrip().endswith("about 6 min 58 s left")
+
+
+def test_a_cell_of_several_words_is_not_cut():
+    table = WholeTable(labels=1)
+    for header in ("target", "error / bound", "time"):
+        table.add_column(header, no_wrap=True)
+    table.add_row("norm", "2.37e+04", "1.3 s")
+    for width in range(8, 30):
+        assert "…" not in printed(table, width) and "1.3 s" in " ".join(printed(table, width).split())
+
+
+def test_lines_in_a_pipe_have_no_blanks_at_their_ends(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    console().print(Padding("word " * 40, (0, 0, 0, 2)))
+    assert out.getvalue().count("word") == 40
+    assert all(line == line.rstrip() for line in out.getvalue().splitlines())

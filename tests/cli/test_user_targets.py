@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from goldsmith.cli import app
@@ -112,3 +113,15 @@ def test_verify_lists_every_target_of_a_file_and_diagnose_takes_one():
     assert result.exit_code == 1 and "FAIL" in result.stdout, result.output
     result = CliRunner().invoke(app, ["diagnose", "inner/kernel_files.py"])
     assert result.exit_code == 2 and "name one target; there are:" in " ".join(result.stderr.split())
+
+
+def test_tensors_that_a_file_draws_when_it_is_imported_are_the_same_in_every_run():
+    text = "import torch\nfrom goldsmith import assay\ndrawn_{0} = torch.randn(9)\n"
+    text += "target = assay.Target(lambda x: x, lambda x: x, cases={{'x': drawn_{0}}}, name='drawn')\n"
+    state = torch.get_rng_state()
+    drawn = []
+    for name in ("one_of_files", "other_of_files"):
+        write(f"{name}.py", text.format(name))
+        (target,) = load_targets(f"{name}.py:target")
+        drawn.append(target.cases[0].build(torch.float32, torch.device("cpu"), 0)["x"])
+    assert torch.equal(*drawn) and torch.equal(state, torch.get_rng_state())

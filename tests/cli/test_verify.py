@@ -38,6 +38,22 @@ def run(*arguments, jobs=1):
     return CliRunner().invoke(app, ["verify", "--jobs", str(jobs), *arguments])
 
 
+HOLLOW = """
+import torch
+from goldsmith import assay
+
+none = assay.Target(lambda x: x, lambda x: x, cases={"x": torch.zeros(0, 3)}, name="none")
+
+
+@assay.case(T=[0, 2])
+def rows(make, T):
+    return {"x": make.normal(T, 3)}
+
+
+some = assay.Target(lambda x: x, lambda x: x, cases=rows, name="some")
+"""
+
+
 def words(text):
     return " ".join(text.split())
 
@@ -288,6 +304,9 @@ def test_cases_left_out_are_counted_over_all_checks():
     checks = [Check("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
     checks[0].left_out.append((1200, "small cases"))
     assert display.left_out(checks) == ["Not run: 5 large cases; 1,200 small cases."]
+    assert display.left_out([Check("a", "b", "cpu", [], left_out=[(1, "large cases (run on a GPU)")])]) == [
+        "Not run: 1 large case (run on a GPU)."
+    ]
     assert display.left_out([]) == []
 
 
@@ -336,3 +355,18 @@ def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not
     output = words(result.stdout)
     assert result.exit_code == 0 and "1/1" in output and "REFERENCE" not in output
     assert "Not run: " in output and "2.00 GiB" in output
+
+
+def test_a_target_without_a_verdict_is_not_said_to_lack_a_backend():
+    check = Check("kernel", "", "cpu", [], reason="it has no placements")
+    outcome = command.VerifyOutcome([check], {})
+    assert display.conclusion(outcome) == "[yellow]Nothing was checked[/]"
+    assert "not judged" in str(list(display.matrix(outcome.entries, {}).columns[2].cells))
+
+
+def test_a_target_whose_results_have_no_element_does_not_pass(tmp_path):
+    (tmp_path / "hollow.py").write_text(HOLLOW)
+    result = run(str(tmp_path / "hollow.py:none"))
+    assert result.exit_code == 2 and "no result has an element" in words(result.stdout)
+    assert "Nothing was checked" in result.stdout
+    assert run(str(tmp_path / "hollow.py:some")).exit_code == 0

@@ -181,3 +181,12 @@ def test_an_adapter_on_a_base_whose_codes_are_kept_is_checked(kind, tmp_path):
     models.with_peft(plain, rank=3, alpha=5).save_pretrained(tmp_path / "adapter")
     result = checking.check(base, tmp_path / "adapter", text=TEXT, which=("ours", "peft", "merged"))
     assert {f.runtime: f.verdict for f in result.findings} == dict.fromkeys(("ours", "peft", "merged"), ARRIVES)
+
+
+def test_numbers_that_nothing_explains_accuse_no_runtime_of_a_mistake(effects):
+    wanted, mistakes = effects
+    noise = torch.randn(len(wanted), generator=torch.Generator().manual_seed(0)).to(wanted)
+    noise *= 1.4 * wanted.norm() / noise.norm()
+    noise -= (noise @ wanted + 0.7 * wanted.norm() ** 2) / wanted.norm() ** 2 * wanted
+    finding = checking.judge("some", wanted + noise, wanted, mistakes)
+    assert (finding.verdict, finding.wrong) == ("unclear", True) and "rounding" in finding.text

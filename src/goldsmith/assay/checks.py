@@ -30,6 +30,7 @@ from .report.results import (
     GOLDEN_RAISED,
     NOT_JUDGED,
     NOT_RUN,
+    NOTHING_COMPARED,
     PASS,
     QUALITY,
     REFERENCE_FAULT,
@@ -38,6 +39,7 @@ from .report.results import (
     Finding,
     Note,
     ProbeRun,
+    nothing_compared,
 )
 from .support import memory_errors
 
@@ -148,6 +150,8 @@ def examine(
                     examinations.append(examination)
                 del examination
                 memory_errors.release(device)
+    if len(cases) == len(target.cases):
+        report.notes += nothing_compared(report)
     report.probes = tally.runs(selected)
     report.verdict = _verdict(report, tally)
     report.seconds = time.perf_counter() - budget.started
@@ -381,4 +385,5 @@ def _verdict(report: Report, tally: _Tally) -> str:
     failing = [f for f in report.findings if report.strict or f.rung != QUALITY]
     if failing:
         return FAIL
-    return PASS if tally.judged(report) and not any(n.id == NOT_RUN for n in report.notes) else UNJUDGED
+    left = any(n.id == NOT_RUN or n.text == NOTHING_COMPARED for n in report.notes)
+    return PASS if tally.judged(report) and not left else UNJUDGED

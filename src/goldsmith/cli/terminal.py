@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -117,16 +118,23 @@ def write_json(result: object) -> None:
         write_stdout(json.dumps(result) + "\n")
 
 
+_BLANKS = re.compile(r" +$", re.MULTILINE)
+
+
 class _LastingStream:
     """stdout or stderr for a console: if it cannot be written to, the command goes on without it.
+
+    In a file or pipe, lines have no blanks at their ends.
 
     The first failure of stdout is reported on stderr, unless the reader has gone.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._plain = stream, not stream.isatty()
 
     def write(self, text: str) -> int:
+        if self._plain:  # rich fills lines up to the width, which only a terminal needs
+            text = _BLANKS.sub("", text)
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -173,7 +181,7 @@ class WholeTable(Table):
         self.labels = labels
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self.__rich_measure__(console, options.update(width=100_000)).minimum <= options.max_width:
+        if self.__rich_measure__(console, options.update(width=100_000)).maximum <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
         if isinstance(self.title, str):

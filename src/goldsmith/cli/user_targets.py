@@ -13,7 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from ..assay.declare.target import Target
+from ..assay.support.random_state import seeded_generators
 from ..core.tracing import TargetError
 
 FORMS = "module:target, path/to/file.py:target, or a module or file alone for all of its targets"
@@ -99,7 +102,8 @@ def _module(module_name: str, name: str) -> ModuleType:
     if is_file(module_name) and (path.suffix != ".py" or not path.is_file()):
         raise UnknownName(_no_file(module_name, path))
     try:
-        return _import_file(path) if is_file(module_name) else importlib.import_module(module_name)
+        with seeded_generators(0, torch.device("cpu")):  # a target may hold tensors that its module drew
+            return _import_file(path) if is_file(module_name) else importlib.import_module(module_name)
     except TargetError as error:
         raise UnknownName(f"{name}: a target declaration is wrong{_declaration_place(error)}: {error}") from error
     except Exception as error:  # a user's module may raise anything on import, and its author needs to see what

@@ -155,3 +155,17 @@ def test_a_pass_is_not_finished_unless_costly_probes_ran_on_every_case(seconds):
     diagnosis = assay.diagnose(right, budget_s=44)
     assert diagnosis.verdict == "pass" and diagnosis.partial and "NOT FINISHED" in str(diagnosis)
     assert any("taint on squares[N=" in line for line in diagnosis.traced), str(diagnosis)
+
+
+def test_cases_that_did_not_run_are_put_down_to_a_failure_only_if_there_is_one(seconds):
+    """The clock of this test leaves no time for all cases."""
+
+    @assay.case(T=[4, 5, 6, 7])
+    def rows(make, T):
+        return {"x": make.normal(T, 8), "w": make.normal(8, 3)}
+
+    for factor, because in ((1.0, False), (1.01, True)):
+        candidate, golden = seconds(1.0, lambda x, w, f=factor: x @ w * f), seconds(1.0, lambda x, w: x @ w)
+        diagnosis = assay.diagnose(assay.Target(candidate, golden, cases=rows, backward=None), budget_s=16)
+        text = " ".join(str(diagnosis).split())
+        assert "not run" in text and ("because one failing case is enough" in text) == because, text

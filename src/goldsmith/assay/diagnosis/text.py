@@ -12,7 +12,7 @@ from ..report.results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..report.text import headline as report_headline
 from ..support.printable import visible
 from . import replay_command
-from .case_outcomes import NOT_RUN, case_outcomes
+from .case_outcomes import FAILED, NOT_RUN, case_outcomes
 from .evidence import CULPRIT, StageState
 from .rank import displayed_causes
 
@@ -108,8 +108,9 @@ def _cases(diagnosis: DiagnosisFacts) -> str:
     if hidden:
         lines.append(f"... and {hidden} more that ran")
     if counts[NOT_RUN]:
-        text = f"({_plural(counts[NOT_RUN], 'case')} not run, because one failing case is enough to diagnose; verify "
-        lines.append(_wrapped(text + "or assay.check runs all)", 1))
+        because = ", because one failing case is enough to diagnose" if FAILED in counts else ""
+        text = f"({_plural(counts[NOT_RUN], 'case')} not run{because}; verify or assay.check runs all)"
+        lines.append(_wrapped(text, 1))
     return "\n".join(lines)
 
 

@@ -39,6 +39,7 @@ from .tricks.source import SourceFacts
 from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
 
 _SENTENCES = 8  # of evidence
+_DIAGNOSIS = 60.0  # seconds for --diagnose, as the default of `goldsmith diagnose`
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def judge_all(
         verdict = _judge(candidate, problem, options, seed)
         if verdict.ok and options.time:
             verdict = _timed(candidate, problem, options, seed)
+        if verdict.status == WRONG and options.diagnose:
+            verdict.diagnosis = _diagnosed(candidate, problem, options, seed)
         verdict.candidate, verdict.seed, verdict.seconds = candidate.name, seed, time.monotonic() - began
         yield verdict
 
@@ -134,6 +137,14 @@ def _target(problem: Problem, process: CandidateProcess) -> Target:
     return problem.target(stand_in(functions.get("candidate"), problem.name), process)
 
 
+def _judged_target(problem: Problem, options: GateOptions, seed: int, process: CandidateProcess) -> Target:
+    """The problem's target, without a backward if the candidate need not have one and has none."""
+    target = _target(problem, process)
+    if problem.backward == "present" and not offers_backward(target, options.device, seed):
+        return replace(target, backward=None)
+    return target
+
+
 def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> Verdict:
     """The verdict of an accepted candidate with its time, from a new process: state of earlier calls shows, too."""
     process = _process(candidate, problem, options)
@@ -150,14 +161,31 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         process.close()
 
 
+def _diagnosed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> str | None:
+    """What is likely wrong with a wrong candidate, in a sentence, from a new process; None if nothing is found."""
+    from ..diagnosis.diagnosis import diagnose  # only this option needs it
+
+    process = _process(candidate, problem, options)
+    try:
+        target = _judged_target(problem, options, seed, process)
+        found = diagnose(target, device=options.device, seed=seed, probes=options.probes, budget_s=_DIAGNOSIS)
+    except (CandidateEnded, TargetError) as error:
+        return f"not diagnosed: {error}"
+    finally:
+        process.close()
+    if not found.causes:
+        return None
+    best = found.causes[0]
+    evidence = f": {best.evidence[0]}" if best.evidence else ""
+    return f"{best.headline} ({best.id}, score {best.score:.2f}){evidence}"
+
+
 def _examined(
     problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts,
     another: Callable[[], CandidateProcess],
 ) -> Verdict:  # fmt: skip
     """The verdict of the assay: on the declared cases, then on sizes that the problem does not declare."""
-    target = _target(problem, process)
-    if problem.backward == "present" and not offers_backward(target, options.device, seed):
-        target = replace(target, backward=None)
+    target = _judged_target(problem, options, seed, process)
     selected = catalogue.select(options.probes)
     for cases, probes in ((target.cases, selected), (undeclared(target.cases, seed), catalogue.select("quick"))):
         with remembering(problem.known):

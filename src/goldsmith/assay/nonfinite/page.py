@@ -63,7 +63,10 @@ def _facts(watch: WatchRecord, steps: Sequence[int]) -> list[str]:
 
 def _event(event: Event) -> dict[str, object]:
     where = f" in {event.module}" if event.module else ""
-    how = "born here: all inputs were finite" if event.born else f"carried, from {event.source}"
+    inputs = (
+        "all inputs were finite" if all(i.finite for i in event.inputs) else "it read infinities written on purpose"
+    )
+    how = f"born here: {inputs}" if event.born else f"carried, from {event.source}"
     total = f"{event.total:,} element{'' if event.total == 1 else 's'}"
     share = f"{event.count:,} of {total}" if event.count is not None else f"among {total}"
     at = f", first at {list(event.index)}" if event.index else ""

@@ -16,6 +16,7 @@ PASS, FAIL, REFERENCE_FAULT, UNJUDGED = "pass", "fail", "reference_fault", "unju
 GOLDEN_RAISED = "golden_raised"  # id of the note on a probe whose own inputs the golden refuses
 NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither right nor wrong
 NOT_RUN = "not_run"  # id of the note that says why a case did not run at all
+NOTHING_COMPARED = "no result has an element, so nothing was compared; add a case whose results have elements"
 SCHEMA = 1
 
 
@@ -202,3 +203,10 @@ def _map(data: dict[str, Any]) -> ErrorMap:
     grids = {k: [[_number(v) for v in row] for row in data[k]] for k in ("golden", "candidate", "error_over_limit")}
     segments = {name: (lo, hi) for name, (lo, hi) in data["segments"].items()}
     return ErrorMap(**{**data, **grids, "shape": tuple(data["shape"]), "segments": segments})
+
+
+def nothing_compared(report: ReportFacts) -> list[Note]:
+    """A note for each case of a report without findings whose results all lack elements; none if any has one."""
+    if report.findings or not report.rows or any(0 not in row.shape for row in report.rows):
+        return []
+    return [Note(NOT_JUDGED, report.target, NOTHING_COMPARED, case) for case in report.cases]

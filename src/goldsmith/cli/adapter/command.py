@@ -14,7 +14,7 @@ from ..terminal import Failure, Interruption, announce, console, write_json, wri
 if TYPE_CHECKING:
     from ...hf.adapter_check.check import AdapterCheck
 
-SIGNS = {"arrives": "yes", "missing": "-"}
+SIGNS = {"arrives": "yes", "missing": "-", "unclear": "?"}
 
 
 def run_check(
@@ -50,6 +50,9 @@ def run_check(
         write_json(result.to_dict())
     else:
         _show(result)
+    missing = [finding for finding in result.findings if finding.verdict == "missing"]
+    if len(missing) == len(result.findings):
+        raise Failure(f"Nothing was checked: {'; '.join(finding.text for finding in missing)}.")
     return 0 if result.ok else 1
 
 

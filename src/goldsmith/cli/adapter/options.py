@@ -58,8 +58,8 @@ def check(
     A runtime that is not installed, or whose memory is too small, is left out. For each other one the output says
     whether it applies the adapter, drops it, transposes a factor or scales it.
 
-    Exit status: 0 the adapter arrives in every runtime that ran, 1 it does not, 2 the command could not run, 130
-    interrupted.
+    Exit status: 0 the adapter arrives in every runtime that ran, 1 it does not, or this cannot be told, 2 the command
+    could not run, 130 interrupted.
     """
     from .command import run_check
 

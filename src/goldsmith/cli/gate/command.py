@@ -68,6 +68,7 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     device = device_name(request.device)
     submissions = _submissions(request)
     pairs = [_pair(s, request, device) for s in submissions]
+    _check_formats(request, pairs)
     options = _options(request, device)
     _check_sandbox(request)
     verdicts: list[Verdict] = []
@@ -148,15 +149,29 @@ def _problem_options(where: str, request: GateRequest, device: str) -> dict[str,
         return {} if request.workloads is None else {"workloads": str(request.workloads)}
     if kind != "kernelbench":
         return {}
-    unknown = [name for name in request.dtypes if name not in DTYPES]
-    if unknown:
-        raise Failure(f"--dtype {unknown[0]}: not a dtype; use one of {', '.join(DTYPES)}.")
     options: dict[str, object] = {"sizes": request.sizes}
     if request.elements is not None or device.startswith("cuda"):
         options["elements"] = request.elements or ELEMENTS_ON_A_GPU
     if request.dtypes:
         options["dtypes"] = tuple(DTYPES[name] for name in request.dtypes)
     return options
+
+
+def _check_formats(request: GateRequest, pairs: Sequence[Pair | Verdict]) -> None:
+    """Raise Failure for a dtype that does not exist, and for an option of a format that no problem has."""
+    unknown = [name for name in request.dtypes if name not in DTYPES]
+    if unknown:
+        raise Failure(f"--dtype {unknown[0]}: not a dtype; use one of {', '.join(DTYPES)}.")
+    formats = {known_format(pair[0].where) for pair in pairs if not isinstance(pair, Verdict)}
+    given = {
+        "--dtype": ("KernelBench", bool(request.dtypes)),
+        "--sizes": ("KernelBench", request.sizes != "auto"),
+        "--elements": ("KernelBench", request.elements is not None),
+        "--workloads": ("FlashInfer-Bench", request.workloads is not None),
+    }
+    for option, (name, is_given) in given.items():
+        if is_given and formats and name.split("-")[0].lower() not in formats:
+            raise Failure(f"{option} is for problems of {name}, and none of these is one. Leave the option out.")
 
 
 def _check_sandbox(request: GateRequest) -> None:
@@ -240,5 +255,9 @@ def _json_lines(to: str | None, err: Any) -> Iterator[Any]:
                 failures.append(str(error))
                 err.print(f"[yellow]Cannot write {to}: {error.strerror or error}. Verdicts are only shown.[/]")
 
-    with open(to, "w", encoding="utf-8") as target:
+    target = open(to, "w", encoding="utf-8")
+    try:
         yield partial(write, target=target)
+    finally:
+        with contextlib.suppress(OSError):  # it flushes what a failed write left; that failure was reported
+            target.close()

@@ -90,7 +90,7 @@ def show(out: Console, verdicts: Sequence[Verdict], *, every: bool) -> None:
         for sentence in verdict.evidence if every else verdict.evidence[:1]:
             out.print(f"  {escape(visible(sentence))}", highlight=False)
         if verdict.diagnosis:
-            out.print(f"  {escape(visible(verdict.diagnosis))}", highlight=False)
+            out.print(f"  [bold]diagnosis[/]  {escape(visible(verdict.diagnosis))}", highlight=False)
     if len(shown) < len(others):
         out.print(f"[dim]and {count(len(others) - len(shown), 'further candidate')}: --verbose shows them[/]")
     timed = [v for v in verdicts if v.timing is not None]

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ...core.messages import about, sentence
 from ..signals import loading_hf, terminate_like_ctrl_c
-from ..terminal import Failure, Interruption, announce, console, percent, write_json, write_stdout
+from ..terminal import Failure, Interruption, announce, console, percent, print_paragraph, write_json
 
 if TYPE_CHECKING:
     from ...hf.merging.merged_model import MergeReport
@@ -45,29 +45,34 @@ def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -
     if as_json:
         write_json(report.to_dict())
     else:
-        write_stdout(_text(report))
+        console().print(_text(report), markup=False)
     if report.survival.lost:
-        err.print(f"[yellow]{_warning(report, model, adapter, LEAST)}[/]", soft_wrap=True)
+        print_paragraph(_warning(report, model, adapter, LEAST))
     return 0
 
 
 def _text(report: MergeReport) -> str:
     survival = report.survival
     return (
-        f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, format {report.format}\n"
-        f"{report.merged} weights with the adapter: {percent(survival.along)} of its change arrives, beside rounding "
-        f"noise of {percent(survival.noise)} of its norm\n"
+        f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, in {_format(report)}\n"
+        f"{report.merged} weights with the adapter: {percent(survival.along)} of its change arrives, rounding noise "
+        f"{percent(survival.noise)} of its norm"
     )
+
+
+def _format(report: MergeReport) -> str:
+    return "the base's own format" if report.format == "as the base" else report.format
 
 
 def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str:
     survival, worst = report.survival, report.survival.worst
+    wider = "fp32" if report.format in ("as the base", "bf16", "fp16") else "bf16 or fp32"
     place = "" if worst is None else f" The smallest share arrives in {worst[0]}: {percent(worst[1])}."
     return (
-        f"Only {percent(survival.along)} of the adapter survives rounding to the format {report.format} "
+        f"Only {percent(survival.along)} of the adapter survives rounding to {_format(report)} "
         f"(below {percent(least)}): its changes are smaller than the steps of the format.{place} Keep the adapter "
-        f"apart: goldsmith generate {model} --adapter {adapter} adds it without rounding; or merge with --format bf16 "
-        "or fp32."
+        f"apart: goldsmith generate {model} --adapter {adapter} adds it without rounding; or merge with "
+        f"--format {wider}."
     )
 
 

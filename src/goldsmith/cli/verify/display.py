@@ -21,7 +21,7 @@ from .outcome import VerifyOutcome
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
-MISDECLARED = "[yellow]declared wrongly[/]"
+MISDECLARED, UNJUDGED = "[yellow]declared wrongly[/]", "[yellow]not judged[/]"
 CASES_SHOWN = 3
 
 
@@ -93,7 +93,9 @@ def matrix(entries: Sequence[Entry], modes: dict[str, str]) -> WholeTable:
     for entry in entries:
         operator = "" if entry.operator == last else f"[bold]{escape(entry.operator)}[/]"
         last = entry.operator
-        backend = escape(entry.backend) + (f" [dim]({modes[entry.name]})[/]" if modes.get(entry.name) else "")
+        backend = escape(entry.backend) + (
+            f"{' ' if entry.backend else ''}[dim]({modes[entry.name]})[/]" if modes.get(entry.name) else ""
+        )
         if entry.report is None:
             table.add_row(operator, backend, _absence(entry), "", "", "")
             continue
@@ -113,7 +115,9 @@ def _absence(entry: Entry) -> str:
     """The word shown when there is no verdict."""
     if entry.misdeclared:
         return MISDECLARED
-    return WORDS["partial" if INTERRUPTED in entry.reason else "absent"]
+    if INTERRUPTED in entry.reason:
+        return WORDS["partial"]
+    return WORDS["absent"] if entry.backend else UNJUDGED
 
 
 def left_out(checks: Sequence[Check]) -> list[str]:
@@ -122,7 +126,7 @@ def left_out(checks: Sequence[Check]) -> list[str]:
     for check in checks:
         for cases, text in check.left_out:
             numbers[text] = numbers.get(text, 0) + cases
-    parts = [f"{cases:,} {text}" for text, cases in numbers.items()]
+    parts = [f"{cases:,} {text.replace('cases', 'case', 1) if cases == 1 else text}" for text, cases in numbers.items()]
     return [f"Not run: {'; '.join(parts)}."] if parts else []
 
 
@@ -225,7 +229,9 @@ def conclusion(outcome: VerifyOutcome) -> str:
     cases = sum(judged_cases(e.report) for e in reported if e.report)
     counted = f"{count(len(reported), 'check')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
     if absent and not unfinished:
-        counted += f"; {count(absent, 'check')} cannot run on this machine"
+        without = sum(e.report is None and not e.misdeclared and not e.backend for e in entries)
+        counted += f"; {count(absent - without, 'check')} cannot run on this machine" if absent > without else ""
+        counted += f"; {count(without, 'check')} not judged" if without else ""
     if misdeclared:
         counted += f"; {count(misdeclared, 'target')} declared wrongly"
     if outcome.interrupted:
@@ -239,7 +245,8 @@ def conclusion(outcome: VerifyOutcome) -> str:
     if unfinished or outcome.broken or misdeclared:
         return f"[yellow]No failures among the finished checks[/] [dim]({counted})[/]"
     if not reported:
-        return "[yellow]Nothing was checked: none of the requested backends can run here[/]"
+        backends = ": none of the requested backends can run here" if any(e.backend for e in entries) else ""
+        return f"[yellow]Nothing was checked{backends}[/]"
     return f"[bold green]All checks passed[/] [dim]({counted})[/]"
 
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from ...assay.report.check_report import Report
 from ...assay.report.html.view import NOT_JUDGED, shown_maps
-from ...assay.report.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, ProbeRun
+from ...assay.report.results import FAIL, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Note, ProbeRun, nothing_compared
 from ..json_types import JsonObject
 
 GOOD_MAPS, BAD_MAPS = 1, 6
@@ -40,6 +40,9 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
         merged.device, merged.seed, merged.strict = report.device, report.seed, report.strict
         merged.partial = merged.partial or report.partial
     merged.notes = list(notes.values())
+    empty = nothing_compared(merged) if verdict == PASS else []
+    if empty:
+        merged.notes, merged.verdict = [*merged.notes, *empty], UNJUDGED
     merged.probes = [_sum_of_runs(runs) for runs in probes.values()]
     merged.maps = _few_maps(merged)
     return merged

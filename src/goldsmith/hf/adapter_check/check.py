@@ -28,13 +28,15 @@ REFUSALS = (
     TypeError, ValueError,
 )  # fmt: skip
 LEAST = 0.9  # a smaller share of the effect is reported
+UNEXPLAINED = 0.5  # a mistake that leaves a larger share of the effect unexplained is not named
 
 
 @dataclass(frozen=True)
 class RuntimeFinding:
     """What a runtime does with the adapter
 
-    verdict   "arrives", "partly" (less than 0.9 of the effect), a key of MISTAKES, "failed" or "missing"
+    verdict   "arrives", "partly" (less than 0.9 of the effect), a key of MISTAKES, "unclear" (nothing explains half of
+              the effect), "failed" or "missing"
     share     the runtime's effect along the trained model's: 1 if all of it arrives, 0 if none does
     error     the norm of the difference of both effects over the norm of the trained model's
     text      one sentence
@@ -130,6 +132,11 @@ def judge(name: str, effect: Tensor, wanted: Tensor, candidates: dict[str, Tenso
     distances |= {mistake: float((effect - other).norm()) for mistake, other in candidates.items()}
     nearest = min(distances, key=distances.__getitem__)
     error = distances[ARRIVES] / size
+    if nearest != ARRIVES and distances[nearest] > UNEXPLAINED * max(size, float(candidates[nearest].norm())):
+        text = (
+            "cannot be told: its numbers are near neither the trained model's nor a known mistake's. The adapter may "
+        )
+        return RuntimeFinding(name, "unclear", share, error, text + "change less than this runtime's rounding")
     if nearest != ARRIVES:
         return RuntimeFinding(name, nearest, share, error, MISTAKES[nearest][0])
     if share < LEAST:

@@ -76,7 +76,7 @@ def brief(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = " ".join(str(error).strip().partition("\n\n")[0].split())
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    text = text.removesuffix(".") if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     if type(error).__module__ == "builtins" and type(error) is not Exception and not isinstance(error, SPEAKING):
         return f"{type(error).__name__}: {text}".removesuffix(": ")
     return text or type(error).__name__
