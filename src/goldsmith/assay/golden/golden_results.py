@@ -354,7 +354,11 @@ class GoldenResults:
         )
 
     def self_check(self) -> self_check.SelfCheck:
-        """Checks the golden itself: see golden.self_check."""
+        """Checks the golden itself, once: see golden.self_check."""
+        return self._self_check
+
+    @cached_property
+    def _self_check(self) -> self_check.SelfCheck:
         wanted = self.material.target.wanted_grads(self.material.inputs)
         visible = [n for n in self.run.outputs if not n.startswith("saved.")]
         fixed = self._decided()
