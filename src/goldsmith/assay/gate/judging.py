@@ -45,9 +45,10 @@ _SENTENCES = 8  # of evidence
 class GateOptions:
     """How candidates are judged.
 
-    seed     None draws one that no candidate can know
-    time     also time accepted ones
-    sandbox  of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
+    seed      None draws one that no candidate can know
+    diagnose  also say what is likely wrong with a wrong one, which takes some seconds
+    time      also time accepted ones
+    sandbox   of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
     """
 
     device: str = "cpu"
@@ -93,6 +94,8 @@ def judge_all(
         verdict = _judge(candidate, problem, options, seed)
         if verdict.ok and options.time:
             verdict = _timed(candidate, problem, options, seed)
+        if verdict.status == WRONG and options.diagnose:
+            verdict.diagnosis = _explained(candidate, problem, options, seed)
         verdict.candidate, verdict.seed, verdict.seconds = candidate.name, seed, time.monotonic() - began
         yield verdict
 
@@ -148,6 +151,16 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         return Verdict(ACCEPTED, evidence=[f"not timed: {error}"])
     finally:
         process.close()
+
+
+def _explained(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> str:
+    """What is likely wrong with a candidate, from a new process: in the judged one, calls have left their state."""
+    from . import candidate_diagnosis  # it loads what no other verdict needs
+
+    seconds = min(options.limits.seconds, candidate_diagnosis.BUDGET)
+    limited = replace(options, limits=replace(options.limits, seconds=seconds))
+    process = _process(candidate, problem, limited)
+    return candidate_diagnosis.explained(process, lambda p: _target(problem, p), options.device, seed)
 
 
 def _examined(
