@@ -7,6 +7,8 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,11 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("timed_out",),
     ),
     "memory_hog": ("", "return torch.ones(1 << 33)", ("over_memory",)),
-    "list_hog": ("", "a = []\n    while True:\n        a.append(bytearray(1 << 24))", ("over_memory", "crashed")),
+    "list_hog": (
+        "",
+        "a = []\n    while True:\n        a.append(bytearray(1 << 24))",
+        ("over_memory", "crashed", "timed_out"),
+    ),
     "huge_output": ("", "return torch.ones(1 << 27)", ("wrong", "over_memory", "crashed", "timed_out")),
     "output_flood": ("", "while True:\n        os.write(1, b'x' * 65536)", ("crashed", "timed_out")),
     "stderr_flood": ("", "while True:\n        print('x' * 1000, file=sys.stderr)", ("crashed", "timed_out")),
@@ -115,9 +121,7 @@ def run(problem: ProblemSource, count: int, jobs: int, options: GateOptions) -> 
     memory: dict[str, int] = {}
     unexpected: list[str] = []
     judged, slowest, began = Counter[str](), (0.0, ""), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(TMPDIR=folder, GOLDSMITH_BENCHMARK=mark)  # what the judges and all below them start with
-        tempfile.tempdir = folder
+    with tempfile.TemporaryDirectory() as folder, _environment(TMPDIR=folder, GOLDSMITH_BENCHMARK=mark):
         with Judges(jobs, options) as judges:
             for number, verdict in judges.run([(problem, each) for _, each in made]):
                 judged[verdict.status] += 1
@@ -131,7 +135,6 @@ def run(problem: ProblemSource, count: int, jobs: int, options: GateOptions) -> 
         took = time.monotonic() - began
         time.sleep(1.0)
         left = [str(file.relative_to(folder)) for file in Path(folder).rglob("*")]
-        tempfile.tempdir = None
     return {
         "candidates": count,
         "kinds": len(KINDS),
@@ -148,6 +151,23 @@ def run(problem: ProblemSource, count: int, jobs: int, options: GateOptions) -> 
         "judges_mib": {seen: size >> 20 for seen, size in memory.items()},
         "load": [round(load[0], 1), round(os.getloadavg()[0], 1)],
     }
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Context with these variables, which judges and all below them inherit."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    tempfile.tempdir = None  # it is read anew
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
 
 
 def lines(row: dict[str, Any]) -> list[str]:

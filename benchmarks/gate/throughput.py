@@ -31,6 +31,7 @@ from goldsmith.assay.gate import Candidate, GateOptions, Judges, Limits, Problem
 from goldsmith.assay.gate.isolation.candidate_process import CandidateProcess
 from goldsmith.assay.gate.isolation.limits import processor_seconds
 from goldsmith.assay.gate.judge_process import CandidateJudge
+from goldsmith.cli.bench.rows import commit
 from goldsmith.core.device import machine
 
 from . import hostile
@@ -161,9 +162,11 @@ def measure(count: int, jobs: int, seed: int) -> Row:
     }
 
 
-def conditions() -> Row:
+def conditions(arguments: Sequence[str]) -> Row:
     here = machine()
     return {
+        "command": " ".join(["python -m benchmarks.gate.throughput", *arguments]),
+        "commit": commit(),
         "machine": f"{here.cpu}, {here.cores} cores",
         "versions": f"torch {torch.__version__}, Python {platform.python_version()}",
     }
@@ -210,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.json:
         file = Path(arguments.json)
         known = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps({**known, name: {**conditions(), **row}}, indent=1) + "\n")
+        file.write_text(json.dumps({**known, name: {**conditions(argv or sys.argv[1:]), **row}}, indent=1) + "\n")
     return int(failed)
 
 
