@@ -24,6 +24,7 @@ from typer.models import ArgumentInfo
 
 import evaluation_rows
 import finetune
+import gate_rows
 import kernelfault
 import language_model
 import liger
@@ -291,6 +292,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": model_coverage.rendered,
     "evaluation": lambda: evaluation_rows.parity(table),
     "training_stacks": training_stacks.rendered,
+    "gate_throughput": lambda: gate_rows.throughput(table),
+    "gate_hostile": lambda: gate_rows.hostile(table),
     "watch_cost": lambda: watch_cost.by_size(table),
 }
 

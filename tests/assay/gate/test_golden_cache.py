@@ -2,6 +2,7 @@
 
 from assay.gate.problems import RIGHT, candidate, problem
 from goldsmith.assay import gate
+from goldsmith.assay.golden import golden_cache
 
 
 def test_a_second_candidate_finds_the_goldens_of_the_first():
@@ -11,6 +12,18 @@ def test_a_second_candidate_finds_the_goldens_of_the_first():
     verdicts = list(gate.judge_all(sources, one, options=options))
     assert [v.status for v in verdicts] == ["accepted", "accepted", "wrong"]
     assert one.known.hits >= 2  # one for each case, at least
+
+
+def test_a_cache_is_bounded_in_bytes(monkeypatch):
+    one, kept = problem(), []
+    for seed in range(1, 4):
+        list(gate.judge_all([gate.Candidate("a", RIGHT)], one, options=gate.GateOptions(seed=seed, probes="values")))
+        monkeypatch.setattr(
+            golden_cache, "_BYTES", 2 * sum(one.known.sizes.values()) if seed == 1 else golden_cache._BYTES
+        )
+        kept.append(sum(one.known.sizes.values()))
+    assert kept[2] <= golden_cache._BYTES == 2 * kept[0]
+    assert one.known.sizes.keys() == one.known.known.keys()
 
 
 def test_other_inputs_and_other_results_have_other_goldens():

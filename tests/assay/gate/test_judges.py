@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,10 @@ def test_a_reward_of_a_problem_in_this_process():
         reward(problem(), scores={"right": 1.0})
     with pytest.raises(TypeError, match="without completions"):
         function()
+
+
+def test_candidates_of_one_batch_share_a_seed_and_those_of_the_next_have_another(file):
+    with Judges(1, replace(OPTIONS, seed=None)) as judges:
+        pairs = [(ProblemSource(str(file)), gate.Candidate(name, RIGHT)) for name in ("a", "b")]
+        seeds = [[verdict.seed for verdict in judges.in_order(pairs)] for _ in range(2)]
+    assert seeds[0][0] == seeds[0][1] != seeds[1][0] == seeds[1][1]

@@ -16,6 +16,7 @@ Change = tuple[Any, str, Any]  # (owner, name, the new value)
 USED = ("_patch_builtin", "_patch_attr", "TensorHandle", "TritonSemantic", "InterpreterBuilder")
 WIDE = {"fp32", "fp64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 WHOLE = ("minimum", "maximum", "clamp", "ashr")
+_numpy_types: dict[ModuleType, dict[str, Any]] = {}
 _builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> names of its builtins
 
 
@@ -217,7 +218,13 @@ def _scalar_constant(module: ModuleType, ask: Function) -> Function:
 
 
 def _numpy(module: ModuleType) -> dict[str, Any]:
-    """numpy type of each dtype in WIDE."""
+    """numpy type of each dtype in WIDE; computed once, because each computation takes 1 ms and there is one a run."""
+    if module not in _numpy_types:
+        _numpy_types[module] = _numpy_of(module)
+    return _numpy_types[module]
+
+
+def _numpy_of(module: ModuleType) -> dict[str, Any]:
     return {name: module._get_np_dtype(module.tl.core.dtype(name)) for name in WIDE}
 
 

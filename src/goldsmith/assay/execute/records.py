@@ -49,7 +49,11 @@ class PlainCalls:
 
 @dataclass
 class PlainResults:
-    """The results of plain calls. late: (call, result) whose memory changed after the call; threads: left running."""
+    """The results of plain calls; equal ones are one object.
+
+    late     (call, result) whose memory changed after the call
+    threads  left running
+    """
 
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
     grads: dict[int, dict[str, Tensor | None]] = field(default_factory=dict)

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,11 +58,16 @@ class Judges:
         self.processes.clear()
 
     def run(self, pairs: Iterable[Pair]) -> Iterator[tuple[int, Verdict]]:
-        """(number, verdict) of each pair of a problem and a candidate, as they are finished."""
+        """(number, verdict) of each pair of a problem and a candidate, as they are finished.
+
+        Where the options have no seed, all of them share a new one, so that each judge computes a golden once.
+        """
+        seed = secrets.randbits(31) if self.options.seed is None else self.options.seed
+        options = replace(self.options, seed=seed)
         work = deque((number, pair, TRIES) for number, pair in enumerate(pairs))
         open_pairs = len(work)
         while open_pairs:
-            self._hand_out(work)
+            self._hand_out(work, options)
             process, reply = self.inbox.get()
             if reply is None:
                 if process not in self.processes:
@@ -95,7 +102,7 @@ class Judges:
                 yield waiting.pop(following)
                 following += 1
 
-    def _hand_out(self, work: deque[tuple[int, Pair, int]]) -> None:
+    def _hand_out(self, work: deque[tuple[int, Pair, int]], options: GateOptions) -> None:
         busy = sum(p.job is not None for p in self.processes)
         while len(self.processes) < min(self.jobs, busy + len(work)):
             self.processes.append(_JudgeProcess(self.inbox, self.options.sandbox))
@@ -108,7 +115,7 @@ class Judges:
                         "number": number,
                         "problem": problem.to_json(),
                         "candidate": candidate.to_json(),
-                        "options": self.options.to_json(),
+                        "options": options.to_json(),
                     }
                 )
 

@@ -39,16 +39,16 @@ from .tricks.source import SourceFacts
 from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
 
 _SENTENCES = 8  # of evidence
-_DIAGNOSIS = 60.0  # seconds for --diagnose, as the default of `goldsmith diagnose`
 
 
 @dataclass(frozen=True)
 class GateOptions:
     """How candidates are judged.
 
-    seed     None draws one that no candidate can know
-    time     also time accepted ones
-    sandbox  of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
+    seed      None draws one that no candidate can know
+    diagnose  also say what is likely wrong with a wrong one, which takes some seconds
+    time      also time accepted ones
+    sandbox   of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
     """
 
     device: str = "cpu"
@@ -95,7 +95,7 @@ def judge_all(
         if verdict.ok and options.time:
             verdict = _timed(candidate, problem, options, seed)
         if verdict.status == WRONG and options.diagnose:
-            verdict.diagnosis = _diagnosed(candidate, problem, options, seed)
+            verdict.diagnosis = _explained(candidate, problem, options, seed)
         verdict.candidate, verdict.seed, verdict.seconds = candidate.name, seed, time.monotonic() - began
         yield verdict
 
@@ -161,23 +161,18 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         process.close()
 
 
-def _diagnosed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> str | None:
-    """What is likely wrong with a wrong candidate, in a sentence, from a new process; None if nothing is found."""
-    from ..diagnosis.diagnosis import diagnose  # only this option needs it
+def _explained(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> str:
+    """What is likely wrong with a candidate, from a new process: in the judged one, calls have left their state."""
+    from . import candidate_diagnosis  # it loads what no other verdict needs
 
-    process = _process(candidate, problem, options)
-    try:
-        target = _judged_target(problem, options, seed, process)
-        found = diagnose(target, device=options.device, seed=seed, probes=options.probes, budget_s=_DIAGNOSIS)
-    except (CandidateEnded, TargetError) as error:
-        return f"not diagnosed: {error}"
-    finally:
-        process.close()
-    if not found.causes:
-        return None
-    best = found.causes[0]
-    evidence = f": {best.evidence[0]}" if best.evidence else ""
-    return f"{best.headline} ({best.id}, score {best.score:.2f}){evidence}"
+    seconds = min(options.limits.seconds, candidate_diagnosis.BUDGET)
+    limited = replace(options, limits=replace(options.limits, seconds=seconds))
+    process = _process(candidate, problem, limited)
+
+    def target(process: CandidateProcess) -> Target:
+        return _judged_target(problem, options, seed, process)
+
+    return candidate_diagnosis.explained(process, target, options.device, seed)
 
 
 def _examined(

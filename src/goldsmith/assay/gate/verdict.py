@@ -28,7 +28,7 @@ class Verdict:
     seconds    from the start of its process to the end
     evidence   sentences, the decisive one first
     finding    the decisive finding of the assay, or None
-    diagnosis  the text of a diagnosis, if one was asked for
+    diagnosis  the likeliest cause with its score or "not explained", if it is wrong and a diagnosis was asked for
     timing     `timing.measure.CallTiming` as JSON, if times were asked for and it is accepted
     """
 

@@ -19,6 +19,7 @@ from .golden_results import GoldenResults
 
 _MOST = 512  # results
 _LARGE = 8 << 20  # bytes of inputs from which hashing and keeping cost more than they save
+_BYTES = 192 << 20  # of the inputs of all results; with bounds and noise, results are six times as large
 
 
 class GoldenCache:
@@ -26,13 +27,15 @@ class GoldenCache:
 
     def __init__(self) -> None:
         self.known: dict[bytes, GoldenResults] = {}
+        self.sizes: dict[bytes, int] = {}  # bytes of the inputs
         self.hits = 0
 
     def results(
         self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None, seed: int
     ) -> GoldenResults:
         tensors = [*material.inputs.values(), *run.cotangents.values(), *(decisions or {}).values()]
-        if sum(t.numel() * t.element_size() for t in tensors) > _LARGE:
+        size = sum(t.numel() * t.element_size() for t in tensors)
+        if size > _LARGE:
             return GoldenResults(material, run, decisions, seed)
         key = _key(material, run, decisions or {}, seed)
         known = self.known.pop(key, None)
@@ -43,9 +46,10 @@ class GoldenCache:
             results = copy.copy(known)
             results.material, results.run, results.counts = material, run, {}
             results.decisions_used = set(known.decisions_used)
-        self.known[key] = results  # the newest knows most
-        for old in list(self.known)[:-_MOST]:
-            del self.known[old]
+        self.known[key], self.sizes[key] = results, size  # the newest knows most
+        while len(self.known) > _MOST or sum(self.sizes.values()) > _BYTES:
+            oldest = next(iter(self.known))
+            del self.known[oldest], self.sizes[oldest]
         return results
 
 

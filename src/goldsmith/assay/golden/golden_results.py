@@ -353,8 +353,9 @@ class GoldenResults:
             tensor_cores=self.material.device.type == "cuda",
         )
 
-    def self_check(self) -> self_check.SelfCheck:
-        """Checks the golden itself: see golden.self_check."""
+    @cached_property
+    def checked(self) -> self_check.SelfCheck:
+        """What the checks of the golden itself find: see golden.self_check."""
         wanted = self.material.target.wanted_grads(self.material.inputs)
         visible = [n for n in self.run.outputs if not n.startswith("saved.")]
         fixed = self._decided()

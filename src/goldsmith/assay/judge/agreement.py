@@ -37,9 +37,9 @@ EQUAL = Difference(True, True, certain=False)
 
 def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
     """Equal in every element, NaN included, and in shape and dtype."""
-    if a is None or b is None:
-        return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a is b:
+        return True
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 

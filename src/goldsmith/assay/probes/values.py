@@ -60,7 +60,7 @@ def run(examination: Examination) -> None:
 
 def _check_golden(examination: Examination, plain: GoldenResults) -> None:
     """Stop if the golden is at fault, or raises itself, before the candidate is judged."""
-    checked = plain.self_check()
+    checked = plain.checked
     examination.problems += checked.problems
     for text in checked.notes:
         examination.note("golden", examination.target.name or "", text)

@@ -6,6 +6,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
+from operator import attrgetter, is_
 from typing import Any
 
 _OURS = "goldsmith"
@@ -14,7 +15,29 @@ _OWNERS = (
     "torch.utils._python_dispatch", "torch.autograd.Function", "torch.nn.Module", "time", "random", "builtins", "gc",
     "os", "threading", "socket.socket", "json", "struct", "math", "statistics", "inspect",
 )  # fmt: skip
+_code_of = attrgetter("__code__")
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+
+
+class _Present:
+    """What names stand for, compared by identity and without a loop over names in Python."""
+
+    def __init__(
+        self, attributes: list[tuple[Any, str]], functions: list[tuple[Any, Any]], classes: list[type]
+    ) -> None:
+        names = dict[int, tuple[Any, list[str]]]()
+        for owner, name in attributes:
+            names.setdefault(id(owner), (vars(owner).get, []))[1].append(name)
+        self.owners = [(get, known, list(map(get, known))) for get, known in names.values()]
+        self.functions, self.codes = [f for f, _ in functions], [code for _, code in functions]
+        self.keys = [(vars(owner).keys(), set(vars(owner))) for owner in classes]
+
+    def unchanged(self) -> bool:
+        return (
+            all(all(map(is_, map(get, names), values)) for get, names, values in self.owners)
+            and all(map(is_, map(_code_of, self.functions), self.codes))
+            and all(now == known for now, known in self.keys)
+        )
 
 
 class KnownFunctions:
@@ -28,9 +51,12 @@ class KnownFunctions:
             if callable(value) or isinstance(value, staticmethod | classmethod | property)
         ]
         self.classes = [(name, owner, set(vars(owner))) for name, owner in _owners() if isinstance(owner, type)]
+        self.present = self._present()
 
     def replaced(self) -> dict[str, tuple[object, str]]:
-        """Full name -> (owner, attribute) of what is no longer what it was; compares some 3,000 names in 1 ms."""
+        """Full name -> (owner, attribute) of what is no longer what it was."""
+        if self.present.unchanged():
+            return {}
         functions: dict[str, tuple[object, str]] = {}
         for owner, attribute, value, code, name in self.functions:
             now = vars(owner).get(attribute)
@@ -40,7 +66,16 @@ class KnownFunctions:
             for attribute in vars(owner).keys() - attributes:
                 if any(attribute in vars(base) for base in owner.__mro__[1:]) and not attribute.startswith("__"):
                     functions[f"{name}.{attribute}"] = owner, attribute
+        if not functions:  # what a library replaced is no longer looked at one by one
+            self.present = self._present()
         return functions
+
+    def _present(self) -> _Present:
+        return _Present(
+            [(owner, attribute) for owner, attribute, *_ in self.functions],
+            [(getattr(value, "__func__", value), code) for _, _, value, code, _ in self.functions if code is not None],
+            [owner for _, owner, _ in self.classes],
+        )
 
     def restore(self, names: set[str]) -> None:
         """Puts back what these names stood for."""

@@ -36,19 +36,20 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/", "/usr/")
 class EventLog:
     """Notes events while the candidate's code runs; made before its source is imported."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: KnownFunctions) -> None:
+        """functions: as they were before."""
         self.seen: list[list[object]] = []
         self.on = False
         self.inside = False
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
-        self.functions = KnownFunctions()
+        self.functions = functions
         sys.addaudithook(self._hook)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Context in which the candidate's code runs."""
+    def listening(self, *, thorough: bool = True) -> Iterator[None]:
+        """Context in which the candidate's code runs; thorough: looks for patches afterwards, which costs 2 ms."""
         before = _left_running()
         self.on = True
         try:
@@ -58,7 +59,7 @@ class EventLog:
             for name, now in _left_running().items():
                 if now != before[name]:
                     self._note("patched", name)
-            for name in self.functions.replaced():
+            for name in self.functions.replaced() if thorough else ():
                 self._note("patched", name)
 
     def report(self) -> list[list[object]]:

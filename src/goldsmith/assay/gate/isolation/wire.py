@@ -102,6 +102,10 @@ def results_to_data(run: CandidateRun) -> dict[str, object]:
     data["between"] = None if run.between is None else results_to_data(run.between)
     if run.plain is not None:
         data["plain"] = {f.name: getattr(run.plain, f.name) for f in fields(run.plain)}
+        different = {id(outputs): outputs for outputs in run.plain.outputs}
+        numbers = {key: number for number, key in enumerate(different)}
+        data["plain"]["outputs"] = list(different.values())
+        data["plain"]["calls"] = [numbers[id(outputs)] for outputs in run.plain.outputs]
     return data
 
 
@@ -156,8 +160,11 @@ def _run(data: dict[str, Any]) -> CandidateRun:
 
 
 def _plain(data: dict[str, Any]) -> PlainResults:
+    different = [_tensors(outputs) for outputs in data["outputs"]]
+    if not all(type(number) is int and 0 <= number < len(different) for number in data["calls"]):
+        raise Malformed("results of a plain call that were not sent")
     return PlainResults(
-        outputs=[_tensors(outputs) for outputs in data["outputs"]],
+        outputs=[different[number] for number in data["calls"]],
         grads={int(n): _tensors(grads, optional=True) for n, grads in data["grads"].items()},
         cotangents={int(n): _tensors(sent) for n, sent in data["cotangents"].items()},
         late=[(int(number), str(name)) for number, name in data["late"]],

@@ -1,4 +1,6 @@
-"""The zygote, `python -m goldsmith.assay.gate.isolation.zygote FD MODULE...`: imports modules once, forks when asked.
+"""The zygote: imports modules and calls functions once, and forks when asked to.
+
+    python -m goldsmith.assay.gate.isolation.zygote FD MODULE[:FUNCTION]...
 
 It starts no thread and creates no CUDA context, so that its forks are sound. A request comes with the file descriptors
 of the new process: its end of a private socket, and what it prints to. Each request is one JSON packet:
@@ -186,8 +188,11 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     zygote = Zygote(control)
-    for name in sys.argv[2:]:
+    for entry in sys.argv[2:]:
+        name, _, function = entry.partition(":")
         module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
         if name == "torch" and not module.cuda.is_available():
             os.environ["TRITON_INTERPRET"] = "1"  # before any kernel, because Triton reads it when one is defined
     gc.collect()

@@ -16,7 +16,10 @@ from typing import IO, Any
 
 from .zygote import PACKET
 
-PRELOADED = ("torch", "goldsmith.assay.gate.isolation.child", "goldsmith.assay.checks")
+PRELOADED = (
+    "torch", "goldsmith.assay.gate.candidate_call", "goldsmith.assay.checks",
+    "goldsmith.assay.gate.isolation.child:prepare",
+)  # fmt: skip
 _SOURCE = str(Path(__file__).resolve().parents[4])  # the folder that holds the package `goldsmith`
 PREFIX: list[str] = []  # a command that starts it
 _lock = threading.Lock()

@@ -1,0 +1,59 @@
+"""The tables of docs/gate.md, from `python -m benchmarks.gate.throughput`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "gate_throughput.json"
+NOTHING = "No measurement is in benchmarks/results yet.\n"
+Table = Callable[[list[str], list[list[str]]], str]
+
+
+def throughput(table: Table) -> str:
+    """What a small candidate costs."""
+    row = _row("throughput")
+    if row is None:
+        return NOTHING
+    lines = []
+    for name in ("right", "wrong"):
+        group = row[name]
+        walls = [f"{group[key]:.2f} s" for key in ("median", "p90")]
+        lines.append(
+            [name, *walls, *(f"{group[key]:.2f} s" for key in ("judge_processor", "candidate_processor"))],
+        )
+    titles = ["candidates", "median", "90th percentile", "judge, processor time", "candidate, processor time"]
+    rate = f"{row['candidates_per_second']:g} candidates a second with {row['jobs']} judges"
+    return table(titles, lines) + f"\n{rate}, on a machine with a load of {row['load_before']:g}; {_conditions(row)}\n"
+
+
+def hostile(table: Table) -> str:
+    """What a batch of hostile candidates leaves."""
+    row = _row("hostile")
+    if row is None:
+        return NOTHING
+    memory = ", ".join(f"{size} after {seen}" for seen, size in row["judges_mib"].items())
+    statuses = ", ".join(
+        f"{count} {status.replace('_', ' ')}" for status, count in sorted(row["statuses"].items(), key=lambda s: -s[1])
+    )
+    lines = [
+        ["verdicts", f"{row['candidates'] - row['missing']} of {row['candidates']}: {statuses}"],
+        [
+            "time",
+            f"{row['seconds']:.0f} s, with limits of {row['limit_seconds']:g} s; the slowest {row['slowest'][0]} s",
+        ],
+        ["processes and files left", f"{len(row['left_processes'])} and {len(row['left_files'])}"],
+        ["memory of the two judges, MiB", memory],
+    ]
+    load = f"load {row['load'][0]:g} before and {row['load'][1]:g} after"
+    return table([f"{row['candidates']} candidates of {row['kinds']} kinds", ""], lines) + (
+        f"\n{row['jobs']} judges, {load}; {_conditions(row)}\n"
+    )
+
+
+def _row(name: str) -> dict[str, Any] | None:
+    return json.loads(PATH.read_text()).get(name) if PATH.exists() else None
+
+
+def _conditions(row: dict[str, Any]) -> str:
+    return f"{row['machine']}; {row['versions']}; commit {row['commit']}; `{row['command']}`."
