@@ -178,6 +178,6 @@ def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, c
     if place[0] == "cpu":
         assert f"{', '.join(names)}: timed on the CPU" in message and "--device cuda times the GPU" in message
     elif place[1] != names:
-        assert "left out: experts.moe, whose kernels are for CPUs" in message and "--device" in message
+        assert "left out: experts.moe" in message and "CPUs" in message and "--device" in message
     else:
         assert not message
