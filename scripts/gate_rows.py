@@ -1,11 +1,20 @@
-"""The tables of docs/gate.md, from `python -m benchmarks.gate.throughput`."""
+"""The tables of docs/gate.md, from `python -m benchmarks.gate.throughput` and `.score`."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gate.score import right_reason
+
 PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "gate_throughput.json"
+SPECIMENS = PATH.with_name("gate_specimens.json")
+CHECKS = {
+    "the gate": lambda row: row["status"] == "accepted",
+    "`torch.allclose`, 1e-2": lambda row: row["allclose"],
+    "KernelBench: five seeds, 1e-2": lambda row: row["kernelbench"],
+    "`torch.testing.assert_close`, with gradients": lambda row: row["assert_close"],
+}
 NOTHING = "No measurement is in benchmarks/results yet.\n"
 Table = Callable[[list[str], list[list[str]]], str]
 
@@ -49,6 +58,29 @@ def hostile(table: Table) -> str:
     return table([f"{row['candidates']} candidates of {row['kinds']} kinds", ""], lines) + (
         f"\n{row['jobs']} judges, {load}; {_conditions(row)}\n"
     )
+
+
+def specimens(table: Table) -> str:
+    """What the gate and other checks accept of candidates by unknown authors."""
+    if not SPECIMENS.exists():
+        return NOTHING
+    data = json.loads(SPECIMENS.read_text())
+    rows = data["rows"]
+    right = [row for row in rows if row["right"]]
+    cheats = [row for row in rows if not row["right"] and row["expected"][0] == "cheating"]
+    others = [row for row in rows if not row["right"] and row not in cheats]
+    lines = []
+    for name, accepts in CHECKS.items():
+        cheating, wrong, kept = (sum(map(bool, map(accepts, group))) for group in (cheats, others, right))
+        lines.append(
+            [name, f"{cheating} of {len(cheats)}", f"{wrong} of {len(others)}", f"{len(right) - kept} of {len(right)}"]
+        )
+    titles = ["check", "cheating ones accepted", "wrong or hostile ones accepted", "right ones refused"]
+    named = sum(right_reason(row) for row in cheats)
+    errors = [row["name"] for row in rows if (row["status"] == "accepted") != row["right"]]
+    text = f"The reason is right for {named} of {len(cheats)} cheating candidates."
+    text += f" Misjudged: {', '.join(f'`{name}`' for name in errors)}." if errors else ""
+    return table(titles, lines) + f"\n{text} {_conditions(data)}\n"
 
 
 def _row(name: str) -> dict[str, Any] | None:

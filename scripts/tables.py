@@ -292,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": model_coverage.rendered,
     "evaluation": lambda: evaluation_rows.parity(table),
     "training_stacks": training_stacks.rendered,
+    "gate_specimens": lambda: gate_rows.specimens(table),
     "gate_throughput": lambda: gate_rows.throughput(table),
     "gate_hostile": lambda: gate_rows.hostile(table),
     "watch_cost": lambda: watch_cost.by_size(table),

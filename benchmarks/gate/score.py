@@ -1,6 +1,6 @@
 """What the gate says of the specimens, beside three checks that people use.
 
-    python -m benchmarks.gate.score --out rows.jsonl [--jobs 2] [NAME ...]
+    python -m benchmarks.gate.score --out rows.jsonl [--jobs 2] [--json FILE] [NAME ...]
 
 Each row has the specimen, the verdict, its reason and its seconds, and whether each check accepts the candidate:
 
@@ -43,6 +43,7 @@ from goldsmith.assay.gate import (
 
 from . import naive, specimens
 from .specimens import CHEATS, PROBLEMS, RIGHT, Specimen
+from .throughput import conditions
 
 SECONDS = 20  # for each check and for each limit of the gate
 SEEDS = 5
@@ -183,6 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="specimens, for example a/zeros; default: all")
     parser.add_argument("--out", default="gate.jsonl", help="a file to which the rows are added")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", help="a file for all rows, with the machine and the commit")
     parser.add_argument("--gate-alone", action="store_true", help="leave the other checks out")
     arguments = parser.parse_args(argv)
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -206,6 +208,12 @@ def main(argv: list[str] | None = None) -> int:
         if (row["status"] == "accepted") != bool(row["right"]):
             print(f"{row['name']}: {row['status']} {row['reason']}, expected {row['expected'][0]}")
     print(*table(shown), sep="\n")
+    if arguments.json:
+        kept = [
+            {k: v for k, v in row.items() if k != "evidence"} for row in sorted(shown, key=lambda r: str(r["name"]))
+        ]
+        data = {**conditions(argv or sys.argv[1:], "score"), "rows": kept}
+        Path(arguments.json).write_text(json.dumps(data, indent=1) + "\n")
     return int(any((row["status"] == "accepted") != bool(row["right"]) for row in shown))
 
 

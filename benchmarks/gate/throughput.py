@@ -162,10 +162,10 @@ def measure(count: int, jobs: int, seed: int) -> Row:
     }
 
 
-def conditions(arguments: Sequence[str]) -> Row:
+def conditions(arguments: Sequence[str], module: str = "throughput") -> Row:
     here = machine()
     return {
-        "command": " ".join(["python -m benchmarks.gate.throughput", *arguments]),
+        "command": " ".join([f"python -m benchmarks.gate.{module}", *arguments]),
         "commit": commit(),
         "machine": f"{here.cpu}, {here.cores} cores",
         "versions": f"torch {torch.__version__}, Python {platform.python_version()}",

@@ -177,3 +177,10 @@ def rows_alone(make, T, D):
 def test_plain_torch_is_refused_where_a_kernel_is_asked_for():
     verdict = gate.judge(candidate(f"return {R}"), problem(wants_kernel=True), probes="values")
     assert (verdict.status, verdict.reason) == ("cheating", "plain_torch")
+
+
+def test_a_candidate_that_is_wrong_for_rare_numbers_is_seen():
+    """With this seed, the numbers of all other probes are right."""
+    body = f"return {R} if x[0, 0] < 1.2 else x * w"
+    verdict = gate.judge(candidate(body), problem(), seed=11)
+    assert (verdict.status, verdict.reason) == ("wrong", "calls"), verdict.evidence

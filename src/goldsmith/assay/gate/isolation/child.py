@@ -97,7 +97,7 @@ def _load(message: Mapping[str, Any], events: EventLog) -> tuple[Parts | None, d
     module, _, function = message["loader"].partition(":")
     load: Callable[..., Parts] = getattr(importlib.import_module(module), function)
     try:
-        with events.listening():
+        with events.listening(importing=True):
             parts = load(**message["arguments"])
     except Refusal as error:
         return None, {"refused": str(error), "reason": error.reason, "seen": events.report()}

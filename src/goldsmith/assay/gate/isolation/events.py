@@ -40,7 +40,7 @@ class EventLog:
         """functions: as they were before."""
         self.seen: list[list[object]] = []
         self.on = False
-        self.inside = False
+        self.importing = self.inside = False
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
@@ -48,10 +48,14 @@ class EventLog:
         sys.addaudithook(self._hook)
 
     @contextmanager
-    def listening(self, *, thorough: bool = True) -> Iterator[None]:
-        """Context in which the candidate's code runs; thorough: looks for patches afterwards, which costs 2 ms."""
+    def listening(self, *, thorough: bool = True, importing: bool = False) -> Iterator[None]:
+        """Context in which the candidate's code runs.
+
+        thorough: looks for patches afterwards, which costs 2 ms. importing: files in its own folder, which is empty
+        before, are those of a compiler.
+        """
         before = _left_running()
-        self.on = True
+        self.on, self.importing = True, importing
         try:
             yield
         finally:
@@ -95,6 +99,8 @@ class EventLog:
     def _file(self, path: str, mode: str) -> None:
         full = os.path.abspath(path)
         if full.startswith((*self.places, *_SYSTEM)) or any(part in full for part in _LIBRARIES):
+            return
+        if self.importing and full.startswith(self.own):
             return
         if not full.endswith((".py", ".pyc", ".so")) and "__pycache__" not in full:
             self._note("file", full, mode)
