@@ -214,7 +214,8 @@ def test_without_a_check_there_is_no_page(pytester):
 
 def test_ctrl_c_before_the_end_of_a_check_does_not_say_that_no_test_has_one(pytester):
     text = "def test_one(assay):\n    raise KeyboardInterrupt\n"
-    result = run(pytester, "--assay-json", "all.json", text=text)
+    pytester.makepyfile(test_kernels=text)
+    result = pytester.runpytest_subprocess(*PLUGIN, *QUIET, "--assay-json", "all.json")
     result.stdout.fnmatch_lines(["no check was finished"])
 
 

@@ -35,7 +35,7 @@ def scores(make, N, E, k):
     return {"s": make.normal(N, E), "k": k}
 
 
-@pytest.mark.parametrize("all_first, text", [(True, "runs over all"), (False, "is divided by its sum")])
+@pytest.mark.parametrize("all_first, text", [(True, "runs over all"), (False, "divided by")])
 def test_shares_normalised_over_the_chosen_or_over_all_entries(all_first, text):
     def chosen(s, k):
         return torch.softmax(s.topk(k, -1).values, -1) * 2
