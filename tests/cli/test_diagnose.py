@@ -206,7 +206,7 @@ def test_files_that_could_not_be_written_are_named_below_the_diagnosis(tmp_path,
     results = tmp_path / "results.json"
 
     def filled(request, watcher):
-        results.unlink()
+        results.unlink(missing_ok=True)
         results.mkdir()
         return known
 
