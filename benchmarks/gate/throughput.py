@@ -68,7 +68,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Made:
-    """A candidate's source and what must be said about it."""
+    """A candidate, and whether it is right."""
 
     candidate: Candidate
     right: bool

@@ -1,4 +1,4 @@
-"""What makes the gate fast leaves its evidence as it was."""
+"""The faster ways of the gate note the same evidence as the slow ones."""
 
 import torch
 

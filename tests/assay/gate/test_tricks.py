@@ -107,6 +107,13 @@ def test_a_backward_without_its_output_gradient_is_seen():
     assert (verdict.status, verdict.reason) == ("cheating", "backward_shortcut"), verdict.evidence
 
 
+def test_a_wrong_candidate_that_ends_when_its_call_is_repeated_stays_wrong():
+    ends = "g = g * 2\n        if (g == 2).all(): __import__('os')._exit(3)\n        gp = g * w"
+    source = ONES.replace("gp = g * w", ends).replace("(g == NUMBER).all()", "False")
+    verdict = gate.judge(gate.Candidate("ends", source), problem(), probes="values")
+    assert verdict.status == "wrong", verdict.evidence
+
+
 @assay.case(T=[2], D=[16, 40])
 def eights(make, T, D):
     return {"x": make.normal(T, D), "w": make.normal(D)}
@@ -180,7 +187,7 @@ def test_plain_torch_is_refused_where_a_kernel_is_asked_for():
 
 
 def test_a_candidate_that_is_wrong_for_rare_numbers_is_seen():
-    """With this seed, the numbers of all other probes are right."""
+    """With this seed, only the further draws of the plain calls hold numbers for which it is wrong."""
     body = f"return {R} if x[0, 0] < 1.2 else x * w"
     verdict = gate.judge(candidate(body), problem(), seed=11)
     assert (verdict.status, verdict.reason) == ("wrong", "calls"), verdict.evidence

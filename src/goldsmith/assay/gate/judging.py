@@ -22,7 +22,7 @@ from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
 from ..report.check_report import Report
-from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED
+from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
 from .backward_offer import offers_backward
 from .candidate import LOADER, Candidate
 from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
@@ -230,10 +230,7 @@ def _verdict(
     if declared:
         trick = reasons.trick_of(findings, known)
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
-            shown = repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(
-                process, another
-            )
-            trick = shown or trick
+            trick = _shown_by_repetition(examination, findings, process, another) or trick
     else:
         trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
     if trick is not None:
@@ -246,6 +243,17 @@ def _verdict(
         if small:
             reason, texts = "lowered_precision", [small, *texts]
     return Verdict(status, reason, case=findings[0].case, evidence=texts, finding=findings[0])
+
+
+def _shown_by_repetition(
+    examination: Examination, findings: Sequence[Finding], process: CandidateProcess,
+    another: Callable[[], CandidateProcess],
+) -> tuple[str, str] | None:  # fmt: skip
+    """The trick that repeated calls show; None also where one of them ends its process, because the verdict stands."""
+    try:
+        return repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(process, another)
+    except CandidateEnded:
+        return None
 
 
 def _facts(examination: Examination | None, facts: SourceFacts, process: CandidateProcess) -> Facts:

@@ -53,7 +53,7 @@ def timed_request_of(materials: Sequence[Material], schedule: Sequence[Any]) -> 
 
 
 def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
-    """The inputs of calls_request_of."""
+    """The inputs that `calls_request_of` has put into a request."""
     side = cast("Target", CandidateSide(parts, **request["target"]))
     return [Material(side, **m) for m in request["materials"]]
 
