@@ -20,6 +20,7 @@ from ..declare.case import Case
 from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
 from ..execute import hooks, interpreter, raised
+from ..execute.device_moves import judged_on_cpu
 from ..execute.memory import NAN_FILL, ZERO_FILL
 from ..execute.records import CandidateRun, Material, RunSettings
 from ..execute.run import execute
@@ -88,10 +89,12 @@ class Examination:
         seed: int,
         selected: frozenset[str],
         label: str,
+        *,
+        on_device: bool = False,
     ):
         self.key = uuid.uuid4().hex  # of the first run's results, whose memory is kept
         self.target, self.case, self.dtype, self.device, self.seed = target, case, dtype, device, seed
-        self.selected, self.label = selected, label
+        self.selected, self.label, self.on_device = selected, label, on_device
         self.findings: list[Finding] = []
         self.notes: list[Note] = []
         self.rows: list[Row] = []
@@ -113,13 +116,19 @@ class Examination:
         self._first: CandidateRun | None = None
         self._ref: GoldenResults | None = None
 
+    def on_its_device(self) -> Examination:
+        """A new examination of the same case whose golden runs on the candidate's device, however small the case is."""
+        same = (self.target, self.case, self.dtype, self.device, self.seed, self.selected, self.label)
+        return Examination(*same, on_device=True)
+
     # material and runs
 
     def draw(self, case: Case) -> Material:
         """Draw the case's inputs."""
         supply = case.build(self.dtype, self.device, self.seed)
         inputs, scalars = inputs_and_scalars(supply)
-        return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
+        drawn = Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
+        return drawn if self.on_device else judged_on_cpu(drawn) or drawn
 
     def variant(self, salt: int) -> Material:
         """Other values of the same sizes, with other output gradients."""
