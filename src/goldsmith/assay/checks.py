@@ -297,7 +297,7 @@ def _float32(examination: Examination, tally: _Tally) -> None:
 
 def _warm_up(examination: Examination) -> None:
     """One run in advance where kernels may be autotuned: tuning runs them many times on the same buffers."""
-    if examination.material.device.type == "cuda" and "triton" in sys.modules:
+    if examination.material.candidate_device.type == "cuda" and "triton" in sys.modules:
         with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will report the same error
             examination.execute("values", "warm-up", RunSettings(), look=False)
 

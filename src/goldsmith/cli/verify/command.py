@@ -206,7 +206,7 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
         for alone in (False, True):
             if alone:
                 pool.size = 1  # these ran out of memory while other workers ran
-            for job, reply in pool.run(retried if alone else jobs):
+            for job, reply in pool.run(retried if alone else jobs, group=lambda job: (job["check"], job["dtype"])):
                 check, dtype = outcome.checks[job["check"]], job["dtype"]
                 case = job["label"]
                 if isinstance(reply, Died):
