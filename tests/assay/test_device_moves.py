@@ -10,7 +10,7 @@ import torch
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.assay.execute import device_moves
-from goldsmith.assay.execute.device_moves import judged_on_cpu, moved
+from goldsmith.assay.execute.device_moves import MOST, moved, placed
 from goldsmith.assay.execute.records import Material
 
 gpu = pytest.mark.gpu
@@ -54,16 +54,23 @@ def material(inputs, **scalars):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "scalars", "why"),
+    ("inputs", "scalars"),
     [
-        ({"x": torch.ones(2)}, {}, "it is on the CPU"),
-        ({"x": torch.ones(device_moves.MOST + 1, device=META)}, {}, "it is large"),
-        ({"x": torch.ones(2, device=META)}, {"plan": object()}, "its scalar may hold tensors"),
-        ({"x": torch.ones(2, device=META)}, {"plan": [1, (torch.ones(1),)]}, "its scalar holds a tensor"),
+        ({"x": torch.ones(2, device=META)}, {}),
+        ({}, {}),
+        ({"x": torch.ones(2)}, {"plan": object()}),
+        ({"x": torch.ones(2)}, {"plan": [1, (torch.ones(1),)]}),
     ],
+    ids=["drawn elsewhere", "no tensor", "a scalar that may hold tensors", "a scalar with a tensor"],
 )
-def test_stays_on_its_device(inputs, scalars, why):
-    assert judged_on_cpu(material(inputs, **scalars)) is None, why
+def test_what_cannot_move(inputs, scalars):
+    assert placed(material(inputs, **scalars), META) is None
+
+
+def test_a_small_case_stays_and_a_large_one_moves():
+    small, large = (material({"x": torch.ones(n)}, eps=1.0, shape=(1, [2])) for n in (MOST, MOST + 1))
+    assert placed(small, META).device.type == "cpu" and placed(small, META).candidate_device == META
+    assert placed(large, META).device == META and placed(large, META).runs_on is None
 
 
 @gpu

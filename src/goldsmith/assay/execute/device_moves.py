@@ -22,13 +22,16 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, type(None))
 T = TypeVar("T")
 
 
-def judged_on_cpu(material: Material) -> Material | None:
-    """The same arguments on the CPU for a judge there; None for a large case, or one with scalars that cannot move."""
-    if material.device.type == "cpu" or sum(t.numel() for t in material.inputs.values()) > MOST:
+def placed(drawn: Material, device: torch.device) -> Material | None:
+    """Arguments drawn on the CPU for a candidate on `device`: a small case stays, and only its runs move there.
+
+    None where something cannot move: a tensor that was not drawn on the CPU, or a scalar that may hold tensors.
+    """
+    there = any(t.device.type != "cpu" for t in drawn.inputs.values())
+    if there or not drawn.inputs or not all(map(_plain, drawn.scalars.values())):
         return None
-    if not all(map(_plain, material.scalars.values())):
-        return None
-    return replace(moved(material, torch.device("cpu")), runs_on=material.device)
+    small = sum(t.numel() for t in drawn.inputs.values()) <= MOST
+    return replace(drawn, runs_on=device) if small else moved(drawn, device)
 
 
 def moved(value: T, device: torch.device) -> T:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ...core.tracing import TargetError
 from ..declare.binding import inputs_and_scalars
-from ..declare.case import Case
+from ..declare.case import LARGE, Case
 from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
-from ..execute import hooks, interpreter, raised
-from ..execute.device_moves import judged_on_cpu
+from ..execute import device_moves, hooks, interpreter, raised
 from ..execute.memory import NAN_FILL, ZERO_FILL
 from ..execute.records import CandidateRun, Material, RunSettings
 from ..execute.run import execute
@@ -124,11 +124,19 @@ class Examination:
     # material and runs
 
     def draw(self, case: Case) -> Material:
-        """Draw the case's inputs."""
-        supply = case.build(self.dtype, self.device, self.seed)
+        """Draw the case's inputs: on the CPU where the golden can run there, otherwise on the candidate's device."""
+        device = torch.device(self.device)
+        if device.type != "cpu" and not self.on_device and LARGE not in case.tags:
+            with suppress(TargetError):  # of a draw that holds tensors on the device
+                placed = device_moves.placed(self._drawn(case, torch.device("cpu")), device)
+                if placed is not None:
+                    return placed
+        return self._drawn(case, device)
+
+    def _drawn(self, case: Case, device: torch.device) -> Material:
+        supply = case.build(self.dtype, device, self.seed)
         inputs, scalars = inputs_and_scalars(supply)
-        drawn = Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
-        return drawn if self.on_device else judged_on_cpu(drawn) or drawn
+        return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
 
     def variant(self, salt: int) -> Material:
         """Other values of the same sizes, with other output gradients."""
