@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "goldsmith.h"
+#include "step/table.h"
 
 namespace gs {
 
@@ -29,6 +30,7 @@ struct Table {
     int64_t moe_rows;  // the most routes of a segment of a grouping
     void (*moe_forward)(const gs_moe_args& args, const Grouping& grouping);
     void (*moe_backward)(const gs_moe_args& args, const Grouping& grouping);
+    const StepKernels* step;
 };
 
 // The kernels of the chosen level.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import native
 from ..core.autograd import as_stored
 from ..core.deprecation import renamed_argument
 from .adapters import EngineAdapters, Layers
@@ -26,8 +27,10 @@ from .guard.faults import Faults
 from .guard.guard import Guard
 from .lanes.call_checks import check_call, count_tokens
 from .lanes.device_lanes import DeviceLanes
+from .lanes.direct import MOST_TOKENS, DirectCalls, StepCalls
 from .lanes.host_lanes import HostLanes
 from .lanes.kernels import kernel_dtype
+from .lanes.slot_filling import following_layer
 from .lanes.slot_memory import SlotMemory, divided_budget
 from .memory.cache import Cache, counts_of
 from .memory.machine import CudaMachine
@@ -113,6 +116,7 @@ class Engine:
             self.device.type == "cuda" and not self._deferred
         )  # no memory on the GPU, so x is copied to the host
         self._lanes = self._allocate(chosen)
+        self.direct = self._direct_calls()
         self._transport, self._runs_ahead = self._lanes.transport, self._lanes.runs_ahead
         if self.adapters.names:
             self.set_adapter(self.adapters.names[0])
@@ -155,6 +159,11 @@ class Engine:
     def _locked_call(
         self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
+        if self.direct is not None and x.shape[0] <= MOST_TOKENS and not (self._faults.on or self._trace.on):
+            out = self.direct.run(self._number + 1, self._positions, layer, x, index, top_k_weights)
+            if out is not None:
+                self._number += 1
+                return out
         ids, counts, skips = self._count_routes(layer, index, x, experts)
         begin = max(begin, self._lanes.until)  # the time until then was counted for the call before
         assignment = self._begin_early(layer, x, ids, counts)
@@ -184,6 +193,32 @@ class Engine:
         if self._trace.on:
             self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
         return out
+
+    def step_calls(self, layers: tuple[int, ...], tokens: int, k: int, dtype: torch.dtype) -> StepCalls:
+        """Buffers and arguments of the experts' calls of a native step over these layers, on the CPU."""
+        self._check()
+        if not isinstance(self._lanes, HostLanes):
+            raise RuntimeError(f"{OP}: a native step needs an engine on the CPU, but this one is on {self.device}")
+        calls = StepCalls.of(self.store, self._lanes, layers, tokens, k, dtype)
+        if self.direct is not None:
+            self.direct.add(calls)
+        return calls
+
+    def step(self, calls: StepCalls, run: Callable[[], None]) -> None:
+        """Runs a native step over the experts' calls of `direct.step_calls`, and raises what the guard finds in them."""
+        self._check()
+        self._lock.take(self._step, calls, run)
+
+    def _step(self, calls: StepCalls, run: Callable[[], None]) -> None:
+        if self.direct is None or self._faults.on or self._trace.on:
+            raise RuntimeError(f"{OP}: a step cannot be computed while faults are injected or a trace is recorded")
+        self._number += 1
+        self.direct.step(self._number, calls, run)
+
+    @property
+    def watched(self) -> bool:
+        """Whether every call must be seen alone: faults are injected, or a trace is recorded."""
+        return self._faults.on or self._trace.on
 
     def set_adapter(self, names: str | Sequence[str] | None) -> None:
         """From the next call on, the experts use these adapters: one, the sum of several, or none."""
@@ -256,7 +291,7 @@ class Engine:
         to = x.contiguous() if self._deferred else x.to(kernel_dtype(x.dtype)).contiguous()
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
         call.positions = self._positions
-        call.following = self._following(layer) if assignment.streamed else None
+        call.following = following_layer(self.store, self._caches, layer) if assignment.streamed else None
         before = tally.t_cpu, tally.t_link, tally.bytes_h2d
         try:
             outcome = self._lanes.run(call)
@@ -272,13 +307,6 @@ class Engine:
         if self.settings.guard != "off" and not self._deferred:
             self._guard.look(call, outcome)
         return outcome.out
-
-    def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
-        later = [each for each in self.store.layers if each > layer]
-        if not later:
-            return None
-        on_device = self._caches[later[0]].resident()
-        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in on_device)
 
     def _after_failure(self, cache: Cache, assignment: Assignment) -> None:
         """Forgets the contents of caches and arenas after a lane raised."""
@@ -304,11 +332,15 @@ class Engine:
         """
         if not self._lock.forked:
             self.flush()
+        if self.direct is not None:
+            self.direct.settle()
         return Stats.of(self._tallies)
 
     def reset_stats(self) -> None:
         if not self._lock.forked:
             self.flush()
+        if self.direct is not None:
+            self.direct.settle()
         self._tallies.clear()
 
     def explain(self) -> Explanation:
@@ -332,6 +364,8 @@ class Engine:
 
     def profile(self) -> dict[str, dict[str, list[int]]]:
         """{"counts": {layer: calls that used each expert}} so far, ready for JSON: the input of cache="static"."""
+        if self.direct is not None:
+            self.direct.settle()
         return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
 
     def flush(self) -> None:
@@ -395,6 +429,16 @@ class Engine:
         look = None if self.settings.guard == "off" else self._guard.look
         options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
         return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *options)
+
+    def _direct_calls(self) -> DirectCalls | None:
+        """Direct calls, if every expert is always computed on the CPU, with the native library."""
+        lanes = self._lanes
+        if not isinstance(lanes, HostLanes) or native.reason() is not None or self._adapting is not None:
+            return None
+        if self.spending.device_lane and self.settings.lanes != "cpu":
+            return None
+        guard = None if self.settings.guard == "off" else self._guard
+        return DirectCalls(self.store, lanes, self._caches, guard, self._tallies)
 
     def _machine(self) -> CudaMachine | None:
         return CudaMachine(self.store, self.device) if self._deferred else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from ctypes import c_int32
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from ..store.expert_store import ExpertStore
 from .kernels import Kernels
 from .merge import merge
 from .slot_filling import LayerStreaming, SlotFilling, Wave
+
+if TYPE_CHECKING:
+    from ...experts._native_abi import NativeCall
 
 MOST_ROWS = 1 << 28  # most bytes of rows per call; a longer call is computed in pieces
 _ROWS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
@@ -75,6 +79,14 @@ class HostLanes:
         call.tally.t_merge += end - begin
         self.trace.span("merge", "merge", begin, end, layer=call.layer, tokens=len(call.x))
         return outcome
+
+    def merged(self, layer: int, of: Sequence[Tensor], finite: c_int32) -> None:
+        """Computes a call of few tokens with its sums, in one native call."""
+        self._kernels.merged(of, self.store.experts(layer), self.lora.on_cpu(layer), finite)
+
+    def step_call(self, layer: int, of: Sequence[Tensor]) -> NativeCall:
+        """The arguments of a layer's call for a step, which keeps their tensors."""
+        return self._kernels.merged_call(of, self.store.experts(layer), self.lora.on_cpu(layer))
 
     def to_host(self, ids: Tensor, x: Tensor, alone: bool) -> Tensor:
         return ids

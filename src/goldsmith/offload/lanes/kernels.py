@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping, Sequence
+from ctypes import byref, c_int32
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,7 @@ class Kernels:
     def __init__(self, options: ActivationOptions, threads: int = 0) -> None:
         self._options, self._threads = options, threads
         self._calls: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
+        self._merged: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
 
     def rows(
         self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
@@ -85,6 +87,7 @@ class Kernels:
     def forget(self) -> None:
         """Forgets the arguments of earlier calls; after it their LoRA may change."""
         self._calls.clear()
+        self._merged.clear()
 
     def call(
         self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
@@ -107,6 +110,37 @@ class Kernels:
         x_at.data, ids_at.data, rows_at.data, flags_at.data = (
             x.data_ptr(), ids.data_ptr(), rows.data_ptr(), flags.data_ptr(),
         )  # fmt: skip
+        return call
+
+    def merged(
+        self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None, finite: c_int32
+    ) -> None:
+        """`rows` and `flags` as in `rows`, and y = their weighted sums, for the tensors x, ids, weights, rows, flags, y
+
+        finite: 1 if no row and no sum has NaN or Inf. Only with the native library.
+        """
+        x, ids, weights = tensors[:3]
+        key = (base.gate_up.data_ptr(), x.shape, x.dtype, ids.shape, ids.stride(), ids.dtype)
+        entry = self._merged.get(key)
+        if entry is None:
+            if len(self._merged) >= _KEPT:
+                self._merged.clear()
+            call = self.merged_call([_like(tensor) for tensor in tensors], base, lora)
+            args = call.args
+            entry = call, (args.x, args.ids, args.weights, args.rows, args.flags, args.y)
+            if lora is None or lora.kept:
+                self._merged[key] = entry
+        call, views = entry
+        for view, tensor in zip(views, tensors):
+            view.data = tensor.data_ptr()
+        native.check(native.library().gs_moe_merged(byref(call.args), byref(finite)))
+
+    def merged_call(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None) -> NativeCall:
+        """The arguments of gs_moe_merged for these tensors."""
+        x, ids, weights, rows, flags, y = tensors
+        call = self._build_call((x, ids, rows, flags), base, lora)
+        call.keep("weights", weights)
+        call.keep("y", y)
         return call
 
     def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None) -> NativeCall:
