@@ -85,10 +85,10 @@ static const gs_field rows[] = {
     FIELD(gs_moe_args, dgate_up_bias),
     FIELD(gs_moe_args, ddown_bias),
 
-    STRUCTURE(gs_linear),
-    FIELD(gs_linear, matrix),
-    FIELD(gs_linear, bias),
-
+    STRUCTURE(gs_linear_args),
+    FIELD(gs_linear_args, size),
+    FIELD(gs_linear_args, weight),
+    FIELD(gs_linear_args, bias),
     STRUCTURE(gs_step_layer),
     FIELD(gs_step_layer, input_norm),
     FIELD(gs_step_layer, experts_norm),

@@ -1,20 +1,14 @@
 // The arguments of a decoder model's step in the C ABI; plain C, because goldsmith.h includes it. A tensor without
-// dtype is absent, and so is a linear layer whose matrix has no data.
+// dtype is absent. The weights of linear layers are packed, or plain in rows.
 #pragma once
-
-// y = W x + bias
-typedef struct {
-    gs_matrix matrix;
-    gs_tensor bias;
-} gs_linear;
 
 // A decoder layer: h += output(attention(norm(h))), then h += experts(norm(h)).
 typedef struct {
     gs_tensor input_norm, experts_norm;       // [H]
     gs_tensor query_norm, key_norm;           // [D] of each head, or [heads D] of all heads together
-    gs_linear query, key, value, output;
+    gs_linear_args query, key, value, output;
     gs_tensor keys, values;                   // the cache, [rows, kv_heads, positions, D] in the model's dtype
-    gs_linear router;                         // [E, H]
+    gs_linear_args router;                         // [E, H]
     const gs_moe_args* experts;               // with x, ids, weights, rows, flags and y
     int64_t* uses;                            // [E]: steps that used each expert, counted up
     int64_t distinct;                         // experts used, counted up
@@ -42,7 +36,7 @@ typedef struct {
     const int64_t *tokens, *starts;           // [rows]
     gs_tensor embedding, final_norm;          // [vocabulary, H], [H]
     gs_tensor cosines, sines;                 // [positions, D]
-    gs_linear head;
+    gs_linear_args head;
     gs_tensor stream;                         // [rows, H] float32: h between two calls
     gs_tensor logits;                         // result: [rows, vocabulary] in dtype
     double seconds[4];                        // attention with its products, router, experts, head; counted up

@@ -87,12 +87,12 @@ inline void plain_linear(const gs_matrix& m, int64_t begin, int64_t end, const f
 }
 
 // y[r] = W x[r] + bias for outputs [begin, end)
-inline void linear(const gs_linear& l, int64_t begin, int64_t end, const float* x, int64_t rows, int64_t stride,
+inline void linear(const gs_linear_args& l, int64_t begin, int64_t end, const float* x, int64_t rows, int64_t stride,
                    float* y, int64_t y_stride, bool bf16) {
-    if (l.matrix.format == GS_PLAIN_BF16)
-        plain_linear<uint16_t>(l.matrix, begin, end, x, rows, stride, y, y_stride);
+    if (l.weight.format == GS_PLAIN_BF16)
+        plain_linear<uint16_t>(l.weight, begin, end, x, rows, stride, y, y_stride);
     else
-        plain_linear<float>(l.matrix, begin, end, x, rows, stride, y, y_stride);
+        plain_linear<float>(l.weight, begin, end, x, rows, stride, y, y_stride);
     if (l.bias.dtype != GS_NONE)
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t i = begin; i < end; ++i) y[r * y_stride + i] += at_index(l.bias, i);

@@ -32,7 +32,7 @@ bool given(const gs_tensor& t) { return t.dtype != GS_NONE; }
 
 // A product: outputs of `linear` for x [rows, stride] into y.
 struct Product {
-    const gs_linear* linear;
+    const gs_linear_args* linear;
     const float* x;
     int64_t stride;
     float* y;
@@ -41,7 +41,7 @@ struct Product {
 
 int64_t most_experts(const gs_step_args& args) {
     int64_t most = 1;
-    for (int64_t i = 0; i < args.layer_count; ++i) most = std::max(most, args.layers[i].router.matrix.rows);
+    for (int64_t i = 0; i < args.layer_count; ++i) most = std::max(most, args.layers[i].router.weight.rows);
     return most;
 }
 
@@ -90,7 +90,7 @@ struct Step {
         kernels.add(stream, normed.data(), rows * H, bf16);
         args.seconds[0] += now() - begin, begin = now();
         norms(layer.experts_norm);
-        products({{&layer.router, normed.data(), H, routing.data(), layer.router.matrix.rows}});
+        products({{&layer.router, normed.data(), H, routing.data(), layer.router.weight.rows}});
         route(layer, normed.data(), routing.data());
         args.seconds[1] += now() - begin;
     }
@@ -132,7 +132,11 @@ struct Step {
         std::vector<Range>& list = ranges;
         list.clear();
         for (const Product& p : all) {
-            const gs_matrix& m = p.linear->matrix;
+            if (p.linear->weight.format > GS_PLAIN_BF16) {
+                packed_product(p);
+                continue;
+            }
+            const gs_matrix& m = p.linear->weight;
             const int64_t bytes = m.cols * (m.format == GS_PLAIN_BF16 ? 2 : 4);
             const int64_t each = std::max<int64_t>(4, ITEM_BYTES / std::max<int64_t>(bytes, 1) / 4 * 4);
             for (int64_t i = 0; i < m.rows; i += each) list.push_back({&p, i, std::min(m.rows, i + each)});
@@ -142,6 +146,14 @@ struct Step {
             const Product& p = *range.product;
             kernels.linear(*p.linear, range.begin, range.end, p.x, rows, p.stride, p.y, p.y_stride, bf16);
         });
+    }
+
+    void packed_product(const Product& p) const {
+        const gs_status status = gs_linear(p.linear, p.x, p.y, rows, GS_F32, args.threads);
+        if (status != GS_OK) fail(status, "%s", gs_message());
+        if (!bf16) return;
+        const int64_t count = rows * p.y_stride;
+        for (int64_t i = 0; i < count; ++i) p.y[i] = bfloat16_of(p.y[i]);
     }
 
     // Norms and rotates queries and keys, and writes keys and values into the cache.
@@ -225,7 +237,7 @@ struct Step {
     // ids and weights of the k most probable experts, in falling order. NaN counts as most probable, as in torch.topk.
     void route(gs_step_layer& layer, const float* x, float* scores) const {
         const gs_moe_args& to = *layer.experts;
-        const int64_t E = layer.router.matrix.rows, k = to.slots;
+        const int64_t E = layer.router.weight.rows, k = to.slots;
         auto* ids = static_cast<int64_t*>(to.ids.data);
         auto* weights = static_cast<float*>(to.weights.data);
         for (int64_t r = 0; r < rows; ++r, scores += E, ids += k, weights += k) {

@@ -8,7 +8,7 @@
 namespace gs {
 
 struct StepKernels {
-    void (*linear)(const gs_linear& l, int64_t begin, int64_t end, const float* x, int64_t rows, int64_t stride,
+    void (*linear)(const gs_linear_args& l, int64_t begin, int64_t end, const float* x, int64_t rows, int64_t stride,
                    float* y, int64_t y_stride, bool bf16);
     void (*norm)(const float* x, const gs_tensor& weight, int64_t count, float epsilon, float* y, bool bf16);
     void (*add)(float* y, const float* x, int64_t count, bool bf16);

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ...experts import PackedLinear
 from ...offload.decoding.model import DecoderLayer, DecoderModel, LinearLayer
 from .layers import ExpertsLayer
 
@@ -107,6 +108,8 @@ def _norm_of(attention: Any, name: str) -> nn.Module | None:
 
 
 def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
+    if isinstance(module, PackedLinear):
+        return LinearLayer(module.weight, module.bias)
     if type(module) is not nn.Linear:
         raise NotDescribed(f"its {name} is a {type(module).__name__}")
     bias = None if module.bias is None else _check_tensor(f"{name}'s bias", module.bias, dtype)

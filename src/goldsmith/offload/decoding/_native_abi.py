@@ -8,21 +8,17 @@ import torch
 from torch import Tensor
 
 from ...core.native import Structure, TensorView, put
-from ...experts._native_abi import PLAIN, Matrix, MoeArgs
-
-
-class Linear(Structure):
-    _c_name_ = "gs_linear"
-    _fields_ = [("matrix", Matrix), ("bias", TensorView)]
+from ...experts._native_abi import PLAIN, LinearArgs, Matrix, MoeArgs, packed_matrix
+from ...experts import PackedMatrix
 
 
 class StepLayer(Structure):
     _c_name_ = "gs_step_layer"
     _fields_ = [
         *((name, TensorView) for name in ("input_norm", "experts_norm", "query_norm", "key_norm")),
-        *((name, Linear) for name in ("query", "key", "value", "output")),
+        *((name, LinearArgs) for name in ("query", "key", "value", "output")),
         *((name, TensorView) for name in ("keys", "values")),
-        ("router", Linear),
+        ("router", LinearArgs),
         ("experts", POINTER(MoeArgs)),
         ("uses", c_void_p),
         ("distinct", c_int64),
@@ -49,7 +45,7 @@ class StepArgs(Structure):
         ("tokens", c_void_p),
         ("starts", c_void_p),
         *((name, TensorView) for name in ("embedding", "final_norm", "cosines", "sines")),
-        ("head", Linear),
+        ("head", LinearArgs),
         ("stream", TensorView),
         ("logits", TensorView),
         ("seconds", c_double * 4),
@@ -62,14 +58,18 @@ def put_tensor(structure: Structure, name: str, tensor: Tensor | None) -> None:
         put(tensor, structure, getattr(type(structure), name).offset)
 
 
-def put_linear(structure: Structure, name: str, weight: Tensor, bias: Tensor | None) -> None:
-    """Writes a linear layer into a field: a weight [out, in] whose rows are contiguous, and its bias."""
-    linear: Linear = getattr(structure, name)
-    linear.matrix = Matrix(
-        data=weight.data_ptr(), rows=weight.shape[0], cols=weight.shape[1],
-        panel_bytes=weight.stride(0) * weight.element_size(), format=PLAIN[weight.dtype],
-    )  # fmt: skip
+def put_linear(structure: Structure, name: str, weight: Tensor | PackedMatrix, bias: Tensor | None) -> None:
+    """Writes a linear layer into a field: a weight [out, in], packed or with contiguous rows, and its bias."""
+    if isinstance(weight, PackedMatrix):
+        matrix = packed_matrix(weight.layout, weight.data.data_ptr(), weight.layout.place, 0)
+    else:
+        matrix = Matrix(
+            data=weight.data_ptr(), rows=weight.shape[0], cols=weight.shape[1],
+            panel_bytes=weight.stride(0) * weight.element_size(), format=PLAIN[weight.dtype],
+        )  # fmt: skip
+    linear = LinearArgs(weight=matrix)
     put_tensor(linear, "bias", bias)
+    setattr(structure, name, linear)
 
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2}

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...experts import PackedMatrix
+
 
 @dataclass(frozen=True, eq=False)
 class LinearLayer:
     """y = weight x + bias"""
 
-    weight: Tensor
+    weight: Tensor | PackedMatrix
     bias: Tensor | None = None
 
 

@@ -71,7 +71,7 @@ class DecodeStep:
         """Buffers and arguments for this many sequences."""
         model, engine = self.model, self.engine
         dtype = self._dtype = model.embedding.dtype
-        vocabulary, hidden = len(model.head.weight), model.embedding.shape[1]
+        vocabulary, hidden = model.head.weight.shape[0], model.embedding.shape[1]
         with torch.inference_mode(False):
             self._tokens = torch.zeros(rows, dtype=torch.int64, device="cpu")
             self._stream = torch.zeros(rows, hidden, dtype=torch.float32, device="cpu")
