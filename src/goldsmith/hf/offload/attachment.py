@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
 from .layers import ExpertsLayer
+from .stepping import StepForward
 from .weights import Weights, into_module
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ class Attached:
             if any(id(below) in experts for below in module.modules()):
                 self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
+        if self.engine.device.type == "cpu":
+            cast("Any", self.model).forward = StepForward(self.model, self.layers, self.engine)
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
@@ -205,6 +208,7 @@ class Attached:
                 del layer.module.forward
         for hook in self._hooks:
             hook.remove()
+        self.model.__dict__.pop("forward", None)
         self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:

@@ -14,14 +14,16 @@ class StepCache:
     """keys and values [rows, kv_heads, capacity, D] of every layer, of which the first `length` positions are used
 
     starts   [rows]: the first position of each sequence; earlier ones are padding
+    shared   False if somebody else has replaced a layer's tensors, so that these buffers are not the cache any more
     """
 
     def __init__(self, keys: MutableSequence[Tensor], values: MutableSequence[Tensor], starts: Tensor) -> None:
         """Takes the tensors out of the two lists one by one, so that no more than one is in memory twice."""
         self.length = keys[0].shape[2]
         self.starts = starts.to(torch.int64).contiguous()
+        self.padded = int(self.starts.sum())  # positions before the sequences' beginnings
         self.keys, self.values = keys, values
-        self.capacity = 0
+        self.capacity, self.shared = 0, True
         self.reserve(self.length + 1)
 
     @property
