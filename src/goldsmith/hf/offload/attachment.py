@@ -21,6 +21,7 @@ from ..experts_spec import SharedOptions, is_undispatched
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
+from .dense_format import EXACT, check_dense_format
 from .layers import ExpertsLayer
 from .stepping import StepForward
 from .weights import Weights, into_module
@@ -87,6 +88,7 @@ class Attached:
     ) -> None:
         self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
         self.engine: Engine
+        self.dense_format = EXACT
         self.adapters = ModelAdapters(model, {})
         self._configs: dict[int, PreTrainedConfig] = {}
         self._trained: list[str] = []  # names, because releasing an expert's parameter replaces the object
@@ -120,6 +122,7 @@ class Attached:
 
     def load_adapter(self, adapter: AdapterArgument) -> tuple[str, ...]:
         """Adds the adapters of this argument, and returns their names; `use_adapter` selects them."""
+        check_dense_format(self.dense_format, self.engine.device, adapter)
         folders = reading.folders_of(adapter)
         known = [name for name in folders if name in self.adapters.names]
         if known:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from ...core import native
 from ...offload.decoding.cache import StepCache
@@ -88,14 +89,36 @@ class StepForward:
         if not arguments and not torch.compiler.is_compiling():
             cache = self._cache_of(options)
             if cache is not None and self._step is not None:
-                return self._stepped(options, cache)
+                return self._stepped(options, cache, self._step)
         return self._plain(*arguments, **options)
 
-    def _stepped(self, options: Mapping[str, Any], cache: StepCache) -> Any:
-        from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+    def ready(self, rows: int) -> bool:
+        """Whether there is a step for the model as it is now, and so many sequences."""
+        return rows <= MOST_ROWS and not self._model.training and self._prepared()
 
-        assert_step = self._step
-        logits = assert_step(options["input_ids"], cache)
+    def stepper(self, cache: DynamicCache, mask: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
+        """float32 logits [rows, vocabulary] of one more token [rows] after those in `cache`, at most `steps` times; `ready`
+        was True
+
+        mask   [rows, cached]: 0 for padding on the left
+        """
+        rows = len(mask)
+        buffers = self._adopted(cache, rows, torch.nn.functional.pad(mask, (0, 1), value=1))
+        step, engine = self._step, self._engine
+        if buffers is None or step is None:
+            raise RuntimeError("offload: the model's cache has layers that a native step cannot continue")
+        buffers.reserve(buffers.length + steps)
+
+        def run(tokens: Tensor) -> Tensor:
+            engine.begin_forward(rows, 1)
+            logits = step(tokens, buffers).float()
+            engine.end_forward(logits)
+            return logits
+
+        return run
+
+    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: DecodeStep) -> Any:
+        logits = step(options["input_ids"], cache)
         return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
 
     def _cache_of(self, options: Mapping[str, Any]) -> StepCache | None:
@@ -114,12 +137,12 @@ class StepForward:
         first = cache.layers[0]
         buffers = first.step_cache if type(first) is BufferedLayer else None
         if buffers is None:
-            buffers = self._adopted(cache, ids, options.get("attention_mask"))
+            buffers = self._adopted(cache, len(ids), options.get("attention_mask"))
         if buffers is None or buffers.rows != len(ids) or not _fits(buffers, options):
             return None
         return buffers
 
-    def _adopted(self, cache: DynamicCache, ids: Tensor, mask: Tensor | None) -> StepCache | None:
+    def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         """Moves the cache's tensors into buffers of the step."""
         if not self._prepared() or len(cache.layers) != len(self._layers):
             return None
@@ -128,8 +151,8 @@ class StepForward:
         if any(type(layer) not in (DynamicLayer, BufferedLayer) for layer in cache.layers):
             return None
         lengths = {layer.keys.shape[2] for layer in cache.layers}
-        starts = _starts(mask, len(ids), next(iter(lengths)))
-        if starts is None or len(lengths) > 1 or any(len(layer.keys) != len(ids) for layer in cache.layers):
+        starts = _starts(mask, rows, next(iter(lengths)))
+        if starts is None or len(lengths) > 1 or any(len(layer.keys) != rows for layer in cache.layers):
             return None
         keys, values = [], []
         for layer in cache.layers:
