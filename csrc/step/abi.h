@@ -4,16 +4,16 @@
 
 // A decoder layer: h += output(attention(norm(h))), then h += experts(norm(h)).
 typedef struct {
-    gs_tensor input_norm, experts_norm;       // [H]
-    gs_tensor query_norm, key_norm;           // [D] of each head, or [heads D] of all heads together
+    gs_tensor input_norm, experts_norm;  // [H]
+    gs_tensor query_norm, key_norm;      // [D] of each head, or [heads D] of all heads together
     gs_linear_args query, key, value, output;
-    gs_tensor keys, values;                   // the cache, [rows, kv_heads, positions, D] in the model's dtype
-    gs_linear_args router;                         // [E, H]
-    const gs_moe_args* experts;               // with x, ids, weights, rows, flags and y
-    int64_t* uses;                            // [E]: steps that used each expert, counted up
-    int64_t distinct;                         // experts used, counted up
-    double seconds;                           // of the experts, counted up
-    int32_t finite;                           // result: whether no row of the experts, and no sum, has NaN or Inf
+    gs_tensor keys, values;      // the cache, [rows, kv_heads, positions, D] in the model's dtype
+    gs_linear_args router;       // [E, H]
+    const gs_moe_args* experts;  // with x, ids, weights, rows, flags and y
+    int64_t* uses;               // [E]: steps that used each expert, counted up
+    int64_t distinct;            // experts used, counted up
+    double seconds;              // of the experts, counted up
+    int32_t finite;              // result: whether no row of the experts, and no sum, has NaN or Inf
     int32_t unused;
 } gs_step_layer;
 
@@ -26,20 +26,20 @@ typedef struct {
 typedef struct {
     size_t size;
     int32_t threads;
-    gs_dtype dtype;                           // of the model: every layer's result is rounded to it
+    gs_dtype dtype;  // of the model: every layer's result is rounded to it
     int64_t rows, hidden, heads, kv_heads, head_dim, vocabulary, cached;
     int64_t first, last, outside;
-    int64_t normalised, float_weights;        // routing weights: divided by their sum; not rounded to dtype
-    double epsilon, scaling;                  // of the norms; of the attention's scores
+    int64_t normalised, float_weights;  // routing weights: divided by their sum; not rounded to dtype
+    double epsilon, scaling;            // of the norms; of the attention's scores
     gs_step_layer* layers;
     int64_t layer_count;
-    const int64_t *tokens, *starts;           // [rows]
-    gs_tensor embedding, final_norm;          // [vocabulary, H], [H]
-    gs_tensor cosines, sines;                 // [positions, D]
+    const int64_t *tokens, *starts;   // [rows]
+    gs_tensor embedding, final_norm;  // [vocabulary, H], [H]
+    gs_tensor cosines, sines;         // [positions, D]
     gs_linear_args head;
-    gs_tensor stream;                         // [rows, H] float32: h between two calls
-    gs_tensor logits;                         // result: [rows, vocabulary] in dtype
-    double seconds[4];                        // attention with its products, router, experts, head; counted up
+    gs_tensor stream;   // [rows, H] float32: h between two calls
+    gs_tensor logits;   // result: [rows, vocabulary] in dtype
+    double seconds[4];  // attention with its products, router, experts, head; counted up
 } gs_step_args;
 
 GS_API gs_status gs_step(gs_step_args* args);

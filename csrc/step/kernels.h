@@ -32,7 +32,8 @@ inline Floats some_numbers(const uint16_t* p, int64_t count) {
 }
 
 inline float at_index(const gs_tensor& t, int64_t i) {
-    return t.dtype == GS_BF16 ? bfloat16(static_cast<const uint16_t*>(t.data)[i]) : static_cast<const float*>(t.data)[i];
+    return t.dtype == GS_BF16 ? bfloat16(static_cast<const uint16_t*>(t.data)[i])
+                              : static_cast<const float*>(t.data)[i];
 }
 
 // -- y = W x for weights in rows -----------------------------------------------------------------------------------
@@ -59,8 +60,7 @@ inline void dots(const gs_matrix& m, int64_t row, const float* x, int64_t stride
     if (k < m.cols)
         for (int o = 0; o < OUTPUTS; ++o) {
             const Floats w = some_numbers(weights[o] + k, m.cols - k);
-            for (int r = 0; r < ROWS_X; ++r)
-                sums[o][r] = fma(w, load_some(x + r * stride + k, m.cols - k), sums[o][r]);
+            for (int r = 0; r < ROWS_X; ++r) sums[o][r] = fma(w, load_some(x + r * stride + k, m.cols - k), sums[o][r]);
         }
     for (int o = 0; o < OUTPUTS; ++o)
         for (int r = 0; r < ROWS_X; ++r) y[r * y_stride + row + o] = sum_of(sums[o][r]);
@@ -79,10 +79,8 @@ template <class Number>
 inline void plain_linear(const gs_matrix& m, int64_t begin, int64_t end, const float* x, int64_t rows, int64_t stride,
                          float* y, int64_t y_stride) {
     int64_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        dots_of<Number, 4>(m, begin, end, x + r * stride, stride, y + r * y_stride, y_stride);
-    for (; r + 2 <= rows; r += 2)
-        dots_of<Number, 2>(m, begin, end, x + r * stride, stride, y + r * y_stride, y_stride);
+    for (; r + 4 <= rows; r += 4) dots_of<Number, 4>(m, begin, end, x + r * stride, stride, y + r * y_stride, y_stride);
+    for (; r + 2 <= rows; r += 2) dots_of<Number, 2>(m, begin, end, x + r * stride, stride, y + r * y_stride, y_stride);
     if (r < rows) dots_of<Number, 1>(m, begin, end, x + r * stride, stride, y + r * y_stride, y_stride);
 }
 

@@ -41,9 +41,10 @@ void merge(const gs_moe_args& args, const float* rows, const float* weights, con
 }  // namespace gs
 
 gs_status gs_moe_merged(const gs_moe_args* args, int32_t* finite) {
-    const gs_tensor *all[] = {&args->rows, &args->flags, &args->weights, &args->y};
+    const gs_tensor* all[] = {&args->rows, &args->flags, &args->weights, &args->y};
     for (const gs_tensor* t : all)
-        if (t->dtype == GS_NONE) return gs::guarded([] { gs::fail(GS_INTERNAL, "rows, flags, weights and y are needed"); });
+        if (t->dtype == GS_NONE)
+            return gs::guarded([] { gs::fail(GS_INTERNAL, "rows, flags, weights and y are needed"); });
     const gs_status status = gs_moe_forward(args);
     if (status != GS_OK) return status;
     return gs::guarded([&] {

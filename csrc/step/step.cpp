@@ -14,7 +14,7 @@
 namespace gs {
 namespace {
 
-constexpr int64_t PART = 512;          // positions of an item of attention; its sums do not depend on the threads
+constexpr int64_t PART = 512;            // positions of an item of attention; its sums do not depend on the threads
 constexpr int64_t ITEM_BYTES = 1 << 16;  // weights of an item of a product, which take about 5 us to read
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -48,7 +48,8 @@ int64_t most_experts(const gs_step_args& args) {
 struct Step {
     gs_step_args& args;
     const StepKernels& kernels = *table().step;
-    const int64_t rows = args.rows, H = args.hidden, D = args.head_dim, wide = args.heads * D, narrow = args.kv_heads * D;
+    const int64_t rows = args.rows, H = args.hidden, D = args.head_dim, wide = args.heads * D,
+                  narrow = args.kv_heads * D;
     const int64_t group = args.heads / args.kv_heads, parts = args.cached / PART + 1;
     const bool bf16 = args.dtype == GS_BF16;
     const int64_t experts = most_experts(args);
@@ -57,8 +58,9 @@ struct Step {
     const Region<float> normed = arena.shared<float>(rows * H), queries = arena.shared<float>(rows * wide),
                         mixed = arena.shared<float>(rows * wide), keys = arena.shared<float>(rows * narrow),
                         values = arena.shared<float>(rows * narrow), partial = arena.shared<float>(rows * wide * parts),
-                        ends = arena.shared<float>(rows * args.heads * parts * 2), weights = arena.each<float>(PART + 16),
-                        routing = arena.shared<float>(rows * experts), logits = arena.shared<float>(rows * vocabulary());
+                        ends = arena.shared<float>(rows * args.heads * parts * 2),
+                        weights = arena.each<float>(PART + 16), routing = arena.shared<float>(rows * experts),
+                        logits = arena.shared<float>(rows * vocabulary());
 
     // Scratch of the head is only needed by its phase.
     int64_t vocabulary() const { return args.last > 2 * args.layer_count ? args.vocabulary : 0; }
@@ -184,7 +186,8 @@ struct Step {
     void normalise(const gs_tensor& weight, float* x, int64_t heads) const {
         if (!given(weight)) return;
         const int64_t width = weight.sizes[0];
-        for (int64_t i = 0; i < heads * D; i += width) kernels.norm(x + i, weight, width, float(args.epsilon), x + i, bf16);
+        for (int64_t i = 0; i < heads * D; i += width)
+            kernels.norm(x + i, weight, width, float(args.epsilon), x + i, bf16);
     }
 
     float rounded(float value) const { return bf16 ? bfloat16_of(value) : value; }
@@ -291,7 +294,8 @@ void check(const gs_step_args& args) {
     for (int64_t r = 0; r < args.rows; ++r)
         if (args.tokens[r] < 0 || args.tokens[r] >= args.embedding.sizes[0] || args.starts[r] < 0 ||
             args.starts[r] > args.cached)
-            fail(GS_INVALID, "row %lld has token %lld from position %lld on, expected tokens below %lld and positions up to %lld",
+            fail(GS_INVALID,
+                 "row %lld has token %lld from position %lld on, expected tokens below %lld and positions up to %lld",
                  static_cast<long long>(r), static_cast<long long>(args.tokens[r]),
                  static_cast<long long>(args.starts[r]), static_cast<long long>(args.embedding.sizes[0]),
                  static_cast<long long>(args.cached));

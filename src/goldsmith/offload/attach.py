@@ -153,7 +153,7 @@ def offload(
     cpu_format  "auto": the narrowest format that holds the weights exactly. Or a format of `experts.pack`; a lossy one
                 needs exact=False
     dense_format    "exact": all linear layers but the experts keep the model's own weights. Or a format of
-                    `experts.pack_matrix`, into which they are packed, routers excepted; only on the CPU, without adapters
+                    `experts.pack_matrix` for all but the routers; only on the CPU, without adapters
     batch, max_length   with gpu_budget="auto": rows, and tokens per row, whose keys and values must fit on the GPU
                         besides
                 the experts. Default: one row of the generation config's max_length, or of 4096

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -22,7 +21,7 @@ from .adapters import EngineAdapters, Layers
 from .calibration.calibration import Calibration
 from .engine_inputs import calibration_for, static_experts
 from .engine_lock import EngineLock
-from .explanation import Explanation, explain
+from .engine_reports import EngineReports
 from .guard.faults import Faults
 from .guard.guard import Guard
 from .lanes.call_checks import check_call, count_tokens
@@ -34,18 +33,18 @@ from .lanes.slot_filling import following_layer
 from .lanes.slot_memory import SlotMemory, divided_budget
 from .memory.cache import Cache, counts_of
 from .memory.machine import CudaMachine
-from .observe.statistics import Counts, Stats
+from .observe.statistics import Counts
 from .observe.trace import Trace
 from .planning.adaptation import AdaptiveCosts
 from .planning.assignment import PREFILL, Assignment, assign
 from .planning.call import Call
-from .settings import OP, check_store, pickling_error, settings
+from .settings import OP, check_store, int8_group, pickling_error, settings
 from .store.expert_store import ExpertStore
 
 _AS_IT_IS = nullcontext()
 
 
-class Engine:
+class Engine(EngineReports):
     """y[t] = sum over j of weights[t, j] * expert ids[t, j] of x[t]: the experts of a store, on several lanes at once
 
     device        "auto" (cuda if there is one), "cuda:N", or "cpu", where all lanes use one kernel
@@ -63,6 +62,8 @@ class Engine:
     profile       the result of Engine.profile(), or its file, for cache="static"
     adaptive      True: timings of the running program correct the calibrated costs, so the same calls may give
                   different bits. False: the plan depends only on the calls and the calibration
+    compute       of experts on the CPU: "exact", float products, or "int8", for stores in int8, int4 and int4_asym: x
+                  and h are rounded to 8 bits; "auto" is exact, which is as fast wherever it was measured
     adapters      {name: {layer: LayerLora}}: LoRA that `set_adapter` selects by name; the first one is active
 
     `engine(layer, x, top_k_index, top_k_weights)` computes one call. For inference only; calls from several threads run
@@ -86,11 +87,12 @@ class Engine:
         calibration: Calibration | str | Path | None = None,
         profile: Mapping[str, object] | str | Path | None = None,
         adaptive: bool = False,
+        compute: str = "exact",
         adapters: Mapping[str, Layers] | None = None,
     ) -> None:
         self.settings = settings(
             device=device, gpu_budget=gpu_budget, cache=cache, prefill=prefill, guard=guard, lanes=lanes,
-            threads=threads, adaptive=adaptive,
+            threads=threads, adaptive=adaptive, compute=compute,
         )  # fmt: skip
         check_store(store, exact)
         self.store = store
@@ -159,7 +161,7 @@ class Engine:
     def _locked_call(
         self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
-        if self.direct is not None and x.shape[0] <= MOST_TOKENS and not (self._faults.on or self._trace.on):
+        if self.direct is not None and x.shape[0] <= MOST_TOKENS and not self.watched:
             out = self.direct.run(self._number + 1, self._positions, layer, x, index, top_k_weights)
             if out is not None:
                 self._number += 1
@@ -205,12 +207,12 @@ class Engine:
         return calls
 
     def step(self, calls: StepCalls, run: Callable[[], None]) -> None:
-        """Runs a native step over the experts' calls of `direct.step_calls`, and raises what the guard finds in them."""
+        """Runs a native step over these calls of the experts, and raises what the guard finds in them."""
         self._check()
         self._lock.take(self._step, calls, run)
 
     def _step(self, calls: StepCalls, run: Callable[[], None]) -> None:
-        if self.direct is None or self._faults.on or self._trace.on:
+        if self.direct is None or self.watched:
             raise RuntimeError(f"{OP}: a step cannot be computed while faults are injected or a trace is recorded")
         self._number += 1
         self.direct.step(self._number, calls, run)
@@ -323,59 +325,6 @@ class Engine:
                 "computes an expert; capture the work between the calls"
             )
 
-    # -- reports ------------------------------------------------------------------------------------------------------
-
-    def stats(self) -> Stats:
-        """Counters since the engine was created, or since reset_stats(): totals and `.layers[layer]`.
-
-        In a forked process: the counters from before the fork.
-        """
-        if not self._lock.forked:
-            self.flush()
-        if self.direct is not None:
-            self.direct.settle()
-        return Stats.of(self._tallies)
-
-    def reset_stats(self) -> None:
-        if not self._lock.forked:
-            self.flush()
-        if self.direct is not None:
-            self.direct.settle()
-        self._tallies.clear()
-
-    def explain(self) -> Explanation:
-        """Budget, lanes, costs, thresholds and bottlenecks, in words; `to_dict()` for programs."""
-        return explain(self)
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a call may return before the CPU has finished it (like work on a GPU)."""
-        return self._runs_ahead
-
-    @property
-    def transport(self) -> tuple[str, str]:
-        """How experts reach the device ("registered", "ring", "memory"), and the reason."""
-        return self._transport
-
-    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-        """`with engine.trace("t.json"):` records what every lane does in the block, for Chrome's trace viewer."""
-        self._check()
-        return self._trace.recording(path, self._settle)
-
-    def profile(self) -> dict[str, dict[str, list[int]]]:
-        """{"counts": {layer: calls that used each expert}} so far, ready for JSON: the input of cache="static"."""
-        if self.direct is not None:
-            self.direct.settle()
-        return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
-
-    def flush(self) -> None:
-        """Waits for work under way, and raises what the guard found in it; call it at the end of a model's forward."""
-        self._lock.take_if_open(lambda: self._lanes.flush())
-
-    def _settle(self) -> None:
-        if not self._lock.forked:
-            self._lock.take_if_open(lambda: self._lanes.settle())
-
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
@@ -424,7 +373,8 @@ class Engine:
         of_all = (self.threads, self.settings.lanes == "auto", self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
         if machine is None:
-            return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
+            int8 = int8_group(self.store, self.settings.compute)
+            return HostLanes(self.store, memory.ring, memory.streaming, *of_all, int8)
         self.adapters.allocate(self.device, self.spending.rows)
         look = None if self.settings.guard == "off" else self._guard.look
         options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end

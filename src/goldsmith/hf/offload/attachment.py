@@ -164,7 +164,9 @@ class Attached:
                 self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
         if self.engine.device.type == "cpu":
-            cast("Any", self.model).forward = StepForward(self.model, self.layers, self.engine)
+            cast("Any", self.model).forward = StepForward(
+                self.model, {one.index: one.path for one in self.layers}, self.engine
+            )
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True

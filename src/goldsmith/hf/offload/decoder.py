@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...experts import PackedLinear
 from ...offload.decoding.model import DecoderLayer, DecoderModel, LinearLayer
-from .layers import ExpertsLayer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,18 +25,17 @@ class NotDescribed(Exception):
     """The model has no native step; the message is the reason."""
 
 
-def described(model: PreTrainedModel, layers: list[ExpertsLayer]) -> DecoderModel:
-    """The model's layers as the native step takes them. Raises NotDescribed."""
+def described(model: PreTrainedModel, experts: Mapping[int, str]) -> DecoderModel:
+    """The model's layers as the native step takes them; `experts` has the path of each layer's. Raises NotDescribed."""
     name = type(model).__name__
     if name not in FAMILIES or type(model).__module__.partition(".")[0] != "transformers":
         raise NotDescribed(f"{name} is none of {', '.join(FAMILIES)}")
     base: Any = model.model
     config = model.config
     _check_config(config)
-    _check_modules(model, {id(layer.module) for layer in layers})
-    numbers = {layer.index for layer in layers}
+    _check_modules(model, {id(model.get_submodule(path)) for path in experts.values()})
     blocks = list(base.layers)
-    if numbers != set(range(len(blocks))):
+    if set(experts) != set(range(len(blocks))):
         raise NotDescribed("some of its layers have no experts")
     embedding = base.embed_tokens.weight
     _check_tensor("embedding", embedding, embedding.dtype)
@@ -93,18 +91,23 @@ def _below(model: nn.Module, experts: set[int]) -> Iterator[tuple[str, nn.Module
 
 
 def _layer(block: Any, index: int, dtype: torch.dtype) -> DecoderLayer:
-    attention, router = block.self_attn, block.mlp.gate
-    norms = {"input_norm": block.input_layernorm, "experts_norm": block.post_attention_layernorm}
-    norms |= {name: module for name in ("query_norm", "key_norm") if (module := _norm_of(attention, name))}
-    weights = {name: _check_tensor(name, norm.weight, dtype) for name, norm in norms.items()}
-    products = {name: getattr(attention, f"{name[0]}_proj") for name in ("query", "key", "value", "output")}
-    linear = {name: _linear(name, module, dtype) for name, module in products.items()}
-    routing = LinearLayer(_check_tensor("router", router.weight, dtype))
-    return DecoderLayer(index=index, router=routing, **weights, **linear)
+    attention = block.self_attn
 
+    def norm(name: str, module: nn.Module | None) -> Tensor | None:
+        return None if module is None else _check_tensor(name, cast("Any", module).weight, dtype)
 
-def _norm_of(attention: Any, name: str) -> nn.Module | None:
-    return getattr(attention, f"{name[0]}_norm", None)
+    return DecoderLayer(
+        index=index,
+        input_norm=_check_tensor("norm", block.input_layernorm.weight, dtype),
+        experts_norm=_check_tensor("norm", block.post_attention_layernorm.weight, dtype),
+        query=_linear("query", attention.q_proj, dtype),
+        key=_linear("key", attention.k_proj, dtype),
+        value=_linear("value", attention.v_proj, dtype),
+        output=_linear("output", attention.o_proj, dtype),
+        router=LinearLayer(_check_tensor("router", block.mlp.gate.weight, dtype)),
+        query_norm=norm("norm of queries", getattr(attention, "q_norm", None)),
+        key_norm=norm("norm of keys", getattr(attention, "k_norm", None)),
+    )
 
 
 def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 EXACT = "exact"
 CHOICES = (EXACT, *FORMATS)
-ROUTERS = ("gate", "router", "shared_expert_gate")  # their scores choose experts: an error there changes more than a sum
+ROUTERS = (
+    "gate",
+    "router",
+    "shared_expert_gate",
+)  # their scores choose experts: an error there changes more than a sum
 
 
 def check_dense_format(dense_format: str, device: torch.device, adapter: AdapterArgument) -> None:
@@ -34,7 +38,7 @@ def check_dense_format(dense_format: str, device: torch.device, adapter: Adapter
         )
     if adapter is not None:
         raise ValueError(
-            f'offload: dense_format="{dense_format}" leaves no linear layers for an adapter: pass dense_format="exact", '
+            f'offload: dense_format="{dense_format}" leaves no layers for an adapter: pass dense_format="exact", '
             "or merge the adapter first (goldsmith merge)"
         )
 

@@ -55,7 +55,7 @@ def attach(
     """Moves the experts of a model in memory into a store, and puts an engine in their place."""
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
-    check_dense_format(dense_format, chosen_device(options.get("device", "auto")), adapter)
+    check_dense_format(dense_format, _checked(options), adapter)
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload: model is {kind(model)}, expected a model of transformers (torch.nn.Module)")
     layers = layers_of(model)

@@ -1,4 +1,4 @@
-"""A model's forward for one new token of each sequence: the native step, if it can compute it; otherwise the model's own.
+"""The forward of a model for one new token of each sequence: the native step, or else the model's own forward.
 
 The cache stays transformers': its layers become views of the step's buffers, and any other change of a layer is seen.
 """
@@ -16,14 +16,14 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from ...core import native
 from ...offload.decoding.cache import StepCache
-from ...offload.decoding.step import MOST_ROWS, DecodeStep
+from ...offload.decoding.model import MOST_ROWS
 from ...offload.settings import pickling_error
 from .decoder import NotDescribed, described
-from .layers import ExpertsLayer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ...offload.decoding._native import DecodeStep
     from ...offload.engine import Engine
 
 # keywords of a forward that the step knows; any other that is not None or False belongs to the model's own forward
@@ -32,7 +32,7 @@ KNOWN = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_
 
 
 class BufferedLayer(DynamicLayer):
-    """A layer of transformers' cache whose keys and values are the used part of a step's buffers, until they are set."""
+    """A layer of transformers' cache whose tensors are the used part of a step's buffers, until they are set."""
 
     def __init__(self, cache: StepCache, index: int) -> None:
         self._cache, self._index = cache, index
@@ -72,10 +72,14 @@ class BufferedLayer(DynamicLayer):
 
 
 class StepForward:
-    """`model.forward`: the native step for one token of each of up to 8 sequences, and the model's own for the rest."""
+    """`model.forward`: the native step for one token of each of up to 8 sequences, and the model's own for the rest
 
-    def __init__(self, model: PreTrainedModel, layers: list[ExpertsLayer], engine: Engine) -> None:
-        self._model, self._layers, self._engine = model, layers, engine
+    experts    {layer: path of its experts}
+    why_not    the reason why the last cache got no step, "" if it did
+    """
+
+    def __init__(self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine) -> None:
+        self._model, self._experts, self._engine = model, experts, engine
         self._step: DecodeStep | None = None
         self._key: tuple[object, ...] = ()
         self.why_not = "no token was generated yet"
@@ -97,10 +101,9 @@ class StepForward:
         return rows <= MOST_ROWS and not self._model.training and self._prepared()
 
     def stepper(self, cache: DynamicCache, mask: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
-        """float32 logits [rows, vocabulary] of one more token [rows] after those in `cache`, at most `steps` times; `ready`
-        was True
+        """float32 logits [rows, vocabulary] of one more token [rows] after those in `cache`, at most `steps` times
 
-        mask   [rows, cached]: 0 for padding on the left
+        mask   [rows, cached]: 0 for padding on the left. `ready` was True.
         """
         rows = len(mask)
         buffers = self._adopted(cache, rows, torch.nn.functional.pad(mask, (0, 1), value=1))
@@ -144,20 +147,17 @@ class StepForward:
 
     def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         """Moves the cache's tensors into buffers of the step."""
-        if not self._prepared() or len(cache.layers) != len(self._layers):
+        if not self._prepared() or len(cache.layers) != len(self._experts):
             return None
-        if not all(isinstance(layer, DynamicLayer) and layer.get_seq_length() for layer in cache.layers):
+        layers: list[Any] = [layer for layer in cache.layers if type(layer) in (DynamicLayer, BufferedLayer)]
+        if len(layers) < len(cache.layers) or not all(layer.get_seq_length() for layer in layers):
             return None
-        if any(type(layer) not in (DynamicLayer, BufferedLayer) for layer in cache.layers):
-            return None
-        lengths = {layer.keys.shape[2] for layer in cache.layers}
+        lengths = {layer.keys.shape[2] for layer in layers}
         starts = _starts(mask, rows, next(iter(lengths)))
-        if starts is None or len(lengths) > 1 or any(len(layer.keys) != rows for layer in cache.layers):
+        if starts is None or len(lengths) > 1 or any(len(layer.keys) != rows for layer in layers):
             return None
-        keys, values = [], []
-        for layer in cache.layers:
-            keys.append(layer.keys)
-            values.append(layer.values)
+        keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
+        layers.clear()
         cache.layers[:] = []
         buffers = StepCache(keys, values, starts)
         cache.layers[:] = [BufferedLayer(buffers, index) for index in range(len(keys))]
@@ -167,8 +167,10 @@ class StepForward:
         """Whether there is a step for the model as it is now."""
         if native.reason() is not None or self._engine.device.type != "cpu" or self._engine.closed:
             return False
+        from ...offload.decoding._native import DecodeStep  # imports the library's structures
+
         try:
-            model = described(self._model, self._layers)
+            model = described(self._model, self._experts)
         except NotDescribed as reason:
             self._step, self.why_not = None, str(reason)
             return False
@@ -177,10 +179,7 @@ class StepForward:
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepForward:
-        model = memo[id(self._model)]
-        by_path = dict(model.named_modules())
-        layers = [ExpertsLayer(one.index, one.path, by_path[one.path], one.spec) for one in self._layers]
-        return StepForward(model, layers, self._engine)
+        return StepForward(memo[id(self._model)], self._experts, self._engine)
 
     def __reduce__(self) -> NoReturn:
         raise pickling_error()
@@ -203,7 +202,11 @@ def _fits(buffers: StepCache, options: Mapping[str, Any]) -> bool:
     if mask is None:
         if buffers.padded:
             return False
-    elif mask.dim() != 2 or mask.shape[1] != length + 1 or int(mask.sum()) != buffers.rows * (length + 1) - buffers.padded:
+    elif (
+        mask.dim() != 2
+        or mask.shape[1] != length + 1
+        or int(mask.sum()) != buffers.rows * (length + 1) - buffers.padded
+    ):
         return False
     if positions is None:
         return not buffers.padded

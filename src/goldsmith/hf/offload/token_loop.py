@@ -49,7 +49,7 @@ def draw(
 
 def _draw(
     model: Any, forward: StepForward, inputs: dict[str, Tensor], config: GenerationConfig, streamer: BaseStreamer,
-    processors: LogitsProcessorList,
+    processors: Any,
 ) -> None:  # fmt: skip
     ids = inputs["input_ids"]
     mask = inputs.get("attention_mask")
@@ -82,14 +82,12 @@ def _draw(
 
 def _warpers(config: GenerationConfig) -> list[LogitsProcessor]:
     """In the order of `generate`."""
-    made: list[LogitsProcessor] = []
+    warpers: list[LogitsProcessor] = []
     if config.do_sample:
         if config.temperature is not None and config.temperature != 1.0:
-            made.append(TemperatureLogitsWarper(config.temperature))
+            warpers.append(TemperatureLogitsWarper(config.temperature))
         if config.top_k:
-            made.append(TopKLogitsWarper(config.top_k))
+            warpers.append(TopKLogitsWarper(config.top_k))
         if config.top_p is not None and config.top_p < 1.0:
-            made.append(TopPLogitsWarper(config.top_p))
-    return made
-
-
+            warpers.append(TopPLogitsWarper(config.top_p))
+    return warpers

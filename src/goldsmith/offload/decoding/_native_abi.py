@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...core.native import Structure, TensorView, put
-from ...experts._native_abi import PLAIN, LinearArgs, Matrix, MoeArgs, packed_matrix
 from ...experts import PackedMatrix
+from ...experts._native_abi import PLAIN, LinearArgs, Matrix, MoeArgs, packed_matrix
 
 
 class StepLayer(Structure):

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ...experts import PackedMatrix
 
+MOST_ROWS = 8  # sequences of a step; with more, a layer's own products are faster
+
 
 @dataclass(frozen=True, eq=False)
 class LinearLayer:

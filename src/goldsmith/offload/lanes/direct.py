@@ -179,4 +179,3 @@ def _count(tally: Counts, calls: int, tokens: int, experts: int, size: int, seco
     tally.bytes_store_read += experts * size
     tally.t_cpu += seconds
     tally.t_wall += seconds
-

@@ -42,11 +42,11 @@ class HostLanes:
 
     def __init__(
         self, store: ExpertStore, ring: SlotRing | None, streaming: LayerStreaming | None, threads: int, keep: bool,
-        faults: Faults, trace: Trace, tally: Callable[[int], Counts],
+        faults: Faults, trace: Trace, tally: Callable[[int], Counts], int8: int = 0,
     ) -> None:  # fmt: skip
         self.store, self.ring, self.streaming = store, ring, streaming
         self.keep, self.faults, self.trace, self.tally = keep, faults, trace, tally
-        self._kernels, self.lora = Kernels(store.options, threads), NO_ADAPTER
+        self._kernels, self.lora = Kernels(store.options, threads, int8), NO_ADAPTER
         self.transport = ("memory", "the device is the CPU: bytes are copied from memory to memory")
         self.copies, self.compute = Worker("goldsmith copies"), Inline()
         self.most_rows = max(1, MOST_ROWS // (4 * store.hidden_size))

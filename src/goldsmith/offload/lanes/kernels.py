@@ -60,11 +60,12 @@ NO_LORA = HostFactors.of({}, {})
 class Kernels:
     """The CPU's kernels with a store's options, on at most `threads` threads (0: torch's number).
 
+    int8   inputs of a row that share a scale in integer products; 0: float products
     Keeps the arguments of calls with few routes, because the same shapes recur with other addresses.
     """
 
-    def __init__(self, options: ActivationOptions, threads: int = 0) -> None:
-        self._options, self._threads = options, threads
+    def __init__(self, options: ActivationOptions, threads: int = 0, int8: int = 0) -> None:
+        self._options, self._threads, self._int8 = options, threads, int8
         self._calls: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
         self._merged: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
 
@@ -112,9 +113,7 @@ class Kernels:
         )  # fmt: skip
         return call
 
-    def merged(
-        self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None, finite: c_int32
-    ) -> None:
+    def merged(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None, finite: c_int32) -> None:
         """`rows` and `flags` as in `rows`, and y = their weighted sums, for the tensors x, ids, weights, rows, flags, y
 
         finite: 1 if no row and no sum has NaN or Inf. Only with the native library.
@@ -152,7 +151,7 @@ class Kernels:
             "down_bias": base.down_bias, **(lora or NO_LORA).tensors,
         }  # fmt: skip
         scales = NO_LORA.scales if lora is None else lora.scales
-        call = NativeCall(named, {**self._options, **scales, "layout": base.layout.text})
+        call = NativeCall(named, {**self._options, **scales, "layout": base.layout.text, "int8": self._int8})
         call.keep("rows", rows)
         call.keep("flags", flags)
         if self._threads:

@@ -94,9 +94,7 @@ class SlotFilling:
                 self._filled([(e, slot)])
 
 
-def following_layer(
-    store: ExpertStore, caches: Mapping[int, Cache], layer: int
-) -> tuple[int, tuple[int, ...]] | None:
+def following_layer(store: ExpertStore, caches: Mapping[int, Cache], layer: int) -> tuple[int, tuple[int, ...]] | None:
     """The next layer of the store, and its experts that are not in its cache."""
     later = [each for each in store.layers if each > layer]
     if not later:

@@ -16,8 +16,6 @@ from ._native_abi import DTYPES, StepArgs, StepLayer, put_linear, put_tensor
 from .cache import StepCache
 from .model import DecoderModel
 
-MOST_ROWS = 8  # sequences of a step; a call of more tokens belongs to torch's products
-
 
 class DecodeStep:
     """logits [rows, vocabulary] = step(tokens [rows], cache): computes the tokens' layers and appends them to the cache
@@ -89,11 +87,11 @@ class DecodeStep:
         numbers = tuple(layer.index for layer in model.layers)
         if self._calls is not None and engine.direct is not None:
             engine.direct.drop(self._calls)
-        made = engine.step_calls(numbers, rows, model.experts_per_token, dtype)
-        self._calls = made if engine.direct is not None else None
-        self._buffers = made.buffers
-        self._layers = made.results = (StepLayer * len(numbers))()
-        for layer, into, call, uses in zip(model.layers, self._layers, made.native, made.uses, strict=True):
+        calls = engine.step_calls(numbers, rows, model.experts_per_token, dtype)
+        self._calls = calls if engine.direct is not None else None
+        self._buffers = calls.buffers
+        self._layers = calls.results = (StepLayer * len(numbers))()
+        for layer, into, call, uses in zip(model.layers, self._layers, calls.native, calls.uses, strict=True):
             for name in ("input_norm", "experts_norm", "query_norm", "key_norm"):
                 put_tensor(into, name, getattr(layer, name))
             for name in ("query", "key", "value", "output", "router"):
@@ -102,7 +100,7 @@ class DecodeStep:
             into.experts = cast(addressof(call.args), POINTER(MoeArgs))
             into.uses = uses.data_ptr()
         args.layers = self._layers
-        self._kept = made  # what the arguments point to
+        self._kept = calls  # what the arguments point to
         self._rows, self._cache, self._adapters = rows, None, engine.adapters.active
 
     def _point_to(self, cache: StepCache) -> None:
