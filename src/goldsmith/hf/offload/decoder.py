@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FAMILIES = {"Qwen3MoeForCausalLM": False, "OlmoeForCausalLM": False, "MixtralForCausalLM": True}
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
 ATTENTION = ("sdpa", "eager")
+MULTIPLE = 16  # numbers of a head that one vector holds
 
 
 class NotDescribed(Exception):
@@ -40,6 +41,8 @@ def described(model: PreTrainedModel, experts: Mapping[int, str]) -> DecoderMode
     embedding = base.embed_tokens.weight
     _check_tensor("embedding", embedding, embedding.dtype)
     attention = blocks[0].self_attn
+    if attention.head_dim % MULTIPLE:
+        raise NotDescribed(f"its heads have {attention.head_dim} numbers, not a multiple of {MULTIPLE}")
 
     def rotary(positions: int) -> tuple[Tensor, Tensor]:
         cosines, sines = base.rotary_emb(embedding[:0], torch.arange(positions, device="cpu")[None])
