@@ -17,17 +17,19 @@ from goldsmith.core import BackendUnavailable, native
 from goldsmith.experts import _native_abi
 from goldsmith.experts._arguments import base_of
 from goldsmith.experts._conventions import NAMES
+from goldsmith.offload.decoding import _native_abi as step_abi
 from native.variants import library
 from repo.tree import ROOT
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the native library needs Linux on x86-64"
 )
-HEADER = "".join((ROOT / "csrc" / name).read_text() for name in ("goldsmith.h", "experts/abi.h"))
+HEADER = "".join((ROOT / "csrc" / name).read_text() for name in ("goldsmith.h", "experts/abi.h", "step/abi.h"))
 LEVELS = native.LEVELS
 
 
 def structures(kind=native.Structure):
+    assert issubclass(step_abi.StepArgs, native.Structure)  # imported here: a structure counts once it is declared
     return [kind_ for sub in kind.__subclasses__() for kind_ in (sub, *structures(sub))]
 
 
