@@ -1,5 +1,9 @@
 """The GPU's kernels over packed panels: every format decodes as in the reference."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -91,3 +95,18 @@ def test_a_row_has_the_same_bits_for_every_tile_size(tmp_path):
 def test_tiles_cover_each_row_once():
     tiles = panels.tiles_of([7, 4, 9], [40, 0, 16], [3, 43, 43], 16)
     assert tiles == [[7, 7, 7, 9], [3, 19, 35, 43], [16, 16, 8, 16]]
+
+
+def test_no_kernel_compiles_anew_for_another_number_of_tiles():
+    """A compilation takes a second; in a prompt with all experts on the GPU, each layer has its own number of tiles."""
+    code = """
+from goldsmith.experts._kernels import panels, vectors
+for kernel in (panels._hidden_kernel, panels._down_kernel, vectors.hidden_kernel, vectors.down_kernel):
+    by_name = {p.name: p for p in kernel.params}
+    assert by_name["TILES"].do_not_specialize, kernel
+    lists = [p for name, p in by_name.items() if name in ("tokens_ptr", "tiles_ptr")]
+    assert lists and all(p.do_not_specialize_on_alignment for p in lists), kernel
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
