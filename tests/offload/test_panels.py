@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.experts._kernels import panels
+from goldsmith.experts._kernels import panels, vectors
 from goldsmith.experts.slots import reference
 from offload import stores
 from offload.processes import interpreter
@@ -110,3 +110,37 @@ for kernel in (panels._hidden_kernel, panels._down_kernel, vectors.hidden_kernel
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+class Kernel:
+    """Stands for a Triton kernel: remembers whether it was run or only compiled."""
+
+    def __init__(self):
+        self.events = []
+
+    def warmup(self, *arguments, grid, num_warps):
+        self.events.append(("compiled", arguments, grid, num_warps))
+
+    def __getitem__(self, grid):
+        return lambda *arguments, num_warps: self.events.append(("ran", arguments, grid, num_warps))
+
+
+def test_a_prompt_compiles_the_kernels_for_one_token_and_runs_none_of_them(tmp_path, monkeypatch):
+    store = stores.build(tmp_path / "a.store", (0,), format="int4", E=E, H=64, I=32)
+    hidden, down = Kernel(), Kernel()
+    monkeypatch.setattr(vectors, "hidden_kernel", hidden)
+    monkeypatch.setattr(vectors, "down_kernel", down)
+    vectors._launches.cache_clear()
+    x, lists = torch.randn(3, 64), torch.zeros(3, dtype=torch.int32)
+    base, h, y = store.experts(0), torch.zeros(32), torch.zeros(1, 64)
+    arguments = x, lists[:1], lists.view(3, 1), base, None, h, y, 1
+    try:
+        vectors.forward(*arguments, compile_only=True, **store.options)
+        vectors.forward(*arguments, **store.options)
+    finally:
+        vectors._launches.cache_clear()
+    for kernel in (hidden, down):
+        (_, *compiled), (_, *ran) = kernel.events
+        assert [event[0] for event in kernel.events] == ["compiled", "ran"]
+        assert [id(a) for a in compiled[0] if torch.is_tensor(a)] == [id(a) for a in ran[0] if torch.is_tensor(a)]
+        assert compiled[1:] == ran[1:]

@@ -1,4 +1,4 @@
-"""Steps of a small model: rows, padding, parts of the attention, packed weights, phases with calls between, bad input."""
+"""Steps of a small model: rows, padding, parts of the attention, packed weights, calls between phases, bad input."""
 
 import tempfile
 from pathlib import Path
