@@ -77,6 +77,7 @@ GS_API gs_status gs_workers_on(const int32_t* processors, const int32_t* nodes, 
 GS_API gs_status gs_measure(gs_measure_args* args);
 
 #include "experts/abi.h"
+#include "step/abi.h"
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "goldsmith.h"
+#include "step/table.h"
 
 namespace gs {
 
@@ -29,6 +30,9 @@ struct Table {
     int64_t moe_rows;  // the most routes of a segment of a grouping
     void (*moe_forward)(const gs_moe_args& args, const Grouping& grouping);
     void (*moe_backward)(const gs_moe_args& args, const Grouping& grouping);
+    // rows: x and y as those of a layer with one expert
+    void (*linear)(const gs_linear_args& args, const gs_moe_args& rows, const Grouping& grouping);
+    const StepKernels* step;
 };
 
 // The kernels of the chosen level.

@@ -2,6 +2,7 @@
 #define GS_LEVEL scalar
 #include "../experts/moe.h"
 #include "../probe.h"
+#include "../step/kernels.h"
 
 namespace gs::scalar {
 namespace {
@@ -26,7 +27,9 @@ void fill(Table& table) {
     table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
+    table.linear = linear;
     table.read = read;
+    table.step = &STEP_KERNELS;
     table.peak[GS_FMA] = fma;
 }
 

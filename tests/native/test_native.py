@@ -17,17 +17,19 @@ from goldsmith.core import BackendUnavailable, native
 from goldsmith.experts import _native_abi
 from goldsmith.experts._arguments import base_of
 from goldsmith.experts._conventions import NAMES
+from goldsmith.offload.decoding import _native_abi as step_abi
 from native.variants import library
 from repo.tree import ROOT
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the native library needs Linux on x86-64"
 )
-HEADER = "".join((ROOT / "csrc" / name).read_text() for name in ("goldsmith.h", "experts/abi.h"))
+HEADER = "".join((ROOT / "csrc" / name).read_text() for name in ("goldsmith.h", "experts/abi.h", "step/abi.h"))
 LEVELS = native.LEVELS
 
 
 def structures(kind=native.Structure):
+    assert issubclass(step_abi.StepArgs, native.Structure)  # imported here: a structure counts once it is declared
     return [kind_ for sub in kind.__subclasses__() for kind_ in (sub, *structures(sub))]
 
 
@@ -92,7 +94,7 @@ def test_the_enums_of_the_header_match_the_python_code():
     assert native.library().gs_level_name(len(LEVELS)) is None and native.library().gs_level_name(-1) is None
     words = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     words |= {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
-    tensors = {f"GS_{word}": native._DTYPES[dtype] for word, dtype in words.items()}
+    tensors = {f"GS_{word}": native.DTYPES[dtype] for word, dtype in words.items()}
     assert enumeration("GS_NONE") == tensors | {"GS_NONE": 0, "GS_E8M0": _native_abi.SCALES[torch.uint8]}
     assert enumeration("GS_READ") == {f"GS_{probe.upper()}": i for i, probe in enumerate(native.PROBES)}
     assert set(enumeration("GS_OK").values()) == {0, *native._RAISES}

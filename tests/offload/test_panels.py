@@ -1,10 +1,14 @@
 """The GPU's kernels over packed panels: every format decodes as in the reference."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.experts._kernels import panels
+from goldsmith.experts._kernels import panels, vectors
 from goldsmith.experts.slots import reference
 from offload import stores
 from offload.processes import interpreter
@@ -91,3 +95,52 @@ def test_a_row_has_the_same_bits_for_every_tile_size(tmp_path):
 def test_tiles_cover_each_row_once():
     tiles = panels.tiles_of([7, 4, 9], [40, 0, 16], [3, 43, 43], 16)
     assert tiles == [[7, 7, 7, 9], [3, 19, 35, 43], [16, 16, 8, 16]]
+
+
+def test_no_kernel_compiles_anew_for_another_number_of_tiles():
+    """A compilation takes a second; in a prompt with all experts on the GPU, each layer has its own number of tiles."""
+    code = """
+from goldsmith.experts._kernels import panels, vectors
+for kernel in (panels._hidden_kernel, panels._down_kernel, vectors.hidden_kernel, vectors.down_kernel):
+    by_name = {p.name: p for p in kernel.params}
+    assert by_name["TILES"].do_not_specialize, kernel
+    lists = [p for name, p in by_name.items() if name in ("tokens_ptr", "tiles_ptr")]
+    assert lists and all(p.do_not_specialize_on_alignment for p in lists), kernel
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+class Kernel:
+    """Stands for a Triton kernel: remembers whether it was run or only compiled."""
+
+    def __init__(self):
+        self.events = []
+
+    def warmup(self, *arguments, grid, num_warps):
+        self.events.append(("compiled", arguments, grid, num_warps))
+
+    def __getitem__(self, grid):
+        return lambda *arguments, num_warps: self.events.append(("ran", arguments, grid, num_warps))
+
+
+def test_a_prompt_compiles_the_kernels_for_one_token_and_runs_none_of_them(tmp_path, monkeypatch):
+    store = stores.build(tmp_path / "a.store", (0,), format="int4", E=E, H=64, I=32)
+    hidden, down = Kernel(), Kernel()
+    monkeypatch.setattr(vectors, "hidden_kernel", hidden)
+    monkeypatch.setattr(vectors, "down_kernel", down)
+    vectors._launches.cache_clear()
+    x, lists = torch.randn(3, 64), torch.zeros(3, dtype=torch.int32)
+    base, h, y = store.experts(0), torch.zeros(32), torch.zeros(1, 64)
+    arguments = x, lists[:1], lists.view(3, 1), base, None, h, y, 1
+    try:
+        vectors.forward(*arguments, compile_only=True, **store.options)
+        vectors.forward(*arguments, **store.options)
+    finally:
+        vectors._launches.cache_clear()
+    for kernel in (hidden, down):
+        (_, *compiled), (_, *ran) = kernel.events
+        assert [event[0] for event in kernel.events] == ["compiled", "ran"]
+        assert [id(a) for a in compiled[0] if torch.is_tensor(a)] == [id(a) for a in ran[0] if torch.is_tensor(a)]
+        assert compiled[1:] == ran[1:]

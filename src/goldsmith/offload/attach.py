@@ -96,6 +96,11 @@ class Offloaded:
                 f"Offloaded.detach: the store holds the experts in {store.format}, which rounded their weights: "
                 "load the model again"
             )
+        if self._attached.dense_format != "exact":
+            raise ValueError(
+                f"Offloaded.detach: the dense part is packed in {self._attached.dense_format}, so its own weights no "
+                "longer exist: load the model again"
+            )
         self.engine.flush()  # raises errors of the last call before anything is undone
         model = self._attached.detach()
         self.close()
@@ -130,6 +135,7 @@ def offload(
     store: ExpertStore | str | Path | None = None,
     adapter: AdapterFolders | None = None,
     cpu_format: str = "auto",
+    dense_format: str = "exact",
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
@@ -146,6 +152,8 @@ def offload(
                 LoRA on experts is computed beside their packed weights, which do not change
     cpu_format  "auto": the narrowest format that holds the weights exactly. Or a format of `experts.pack`; a lossy one
                 needs exact=False
+    dense_format    "exact": all linear layers but the experts keep the model's own weights. Or a format of
+                    `experts.pack_matrix` for all but the routers; only on the CPU, without adapters
     batch, max_length   with gpu_budget="auto": rows, and tokens per row, whose keys and values must fit on the GPU
                         besides
                 the experts. Default: one row of the generation config's max_length, or of 4096
@@ -159,7 +167,7 @@ def offload(
     other weights, ValueError for arguments, ImportError if transformers is not installed.
     """
     arguments: dict[str, Any] = {"store": store, "adapter": adapter, "cpu_format": cpu_format, "batch": batch}
-    arguments["max_length"] = max_length
+    arguments |= {"dense_format": dense_format, "max_length": max_length}
     return Offloaded(_adapter().attach(model, **arguments, progress=progress, **options))
 
 
@@ -170,6 +178,7 @@ def from_pretrained(
     dtype: torch.dtype | None = None,
     adapter: AdapterFolders | None = None,
     cpu_format: str = "auto",
+    dense_format: str = "exact",
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
@@ -184,7 +193,7 @@ def from_pretrained(
     `progress` reports both. Other keywords and errors as in `offload`.
     """
     arguments: dict[str, Any] = {"store": store, "adapter": adapter, "cpu_format": cpu_format, "batch": batch}
-    arguments["max_length"] = max_length
+    arguments |= {"dense_format": dense_format, "max_length": max_length}
     return Offloaded(_adapter().load(path, dtype=dtype, **arguments, progress=progress, **options))
 
 

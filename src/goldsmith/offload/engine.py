@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -15,34 +14,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import native
 from ..core.autograd import as_stored
 from ..core.deprecation import renamed_argument
 from .adapters import EngineAdapters, Layers
 from .calibration.calibration import Calibration
 from .engine_inputs import calibration_for, static_experts
 from .engine_lock import EngineLock
-from .explanation import Explanation, explain
+from .engine_reports import EngineReports
 from .guard.faults import Faults
 from .guard.guard import Guard
 from .lanes.call_checks import check_call, count_tokens
 from .lanes.device_lanes import DeviceLanes
+from .lanes.direct import MOST_TOKENS, DirectCalls, StepCalls
 from .lanes.host_lanes import HostLanes
 from .lanes.kernels import kernel_dtype
+from .lanes.slot_filling import following_layer
 from .lanes.slot_memory import SlotMemory, divided_budget
 from .memory.cache import Cache, counts_of
 from .memory.machine import CudaMachine
-from .observe.statistics import Counts, Stats
+from .observe.statistics import Counts
 from .observe.trace import Trace
 from .planning.adaptation import AdaptiveCosts
 from .planning.assignment import PREFILL, Assignment, assign
 from .planning.call import Call
-from .settings import OP, check_store, pickling_error, settings
+from .settings import OP, check_store, int8_group, pickling_error, settings
 from .store.expert_store import ExpertStore
 
 _AS_IT_IS = nullcontext()
 
 
-class Engine:
+class Engine(EngineReports):
     """y[t] = sum over j of weights[t, j] * expert ids[t, j] of x[t]: the experts of a store, on several lanes at once
 
     device        "auto" (cuda if there is one), "cuda:N", or "cpu", where all lanes use one kernel
@@ -60,6 +62,8 @@ class Engine:
     profile       the result of Engine.profile(), or its file, for cache="static"
     adaptive      True: timings of the running program correct the calibrated costs, so the same calls may give
                   different bits. False: the plan depends only on the calls and the calibration
+    compute       of experts on the CPU: "exact", float products, or "int8", for stores in int8, int4 and int4_asym: x
+                  and h are rounded to 8 bits; "auto" is exact, which is as fast wherever it was measured
     adapters      {name: {layer: LayerLora}}: LoRA that `set_adapter` selects by name; the first one is active
 
     `engine(layer, x, top_k_index, top_k_weights)` computes one call. For inference only; calls from several threads run
@@ -83,11 +87,12 @@ class Engine:
         calibration: Calibration | str | Path | None = None,
         profile: Mapping[str, object] | str | Path | None = None,
         adaptive: bool = False,
+        compute: str = "exact",
         adapters: Mapping[str, Layers] | None = None,
     ) -> None:
         self.settings = settings(
             device=device, gpu_budget=gpu_budget, cache=cache, prefill=prefill, guard=guard, lanes=lanes,
-            threads=threads, adaptive=adaptive,
+            threads=threads, adaptive=adaptive, compute=compute,
         )  # fmt: skip
         check_store(store, exact)
         self.store = store
@@ -113,6 +118,7 @@ class Engine:
             self.device.type == "cuda" and not self._deferred
         )  # no memory on the GPU, so x is copied to the host
         self._lanes = self._allocate(chosen)
+        self.direct = self._direct_calls()
         self._transport, self._runs_ahead = self._lanes.transport, self._lanes.runs_ahead
         if self.adapters.names:
             self.set_adapter(self.adapters.names[0])
@@ -155,6 +161,11 @@ class Engine:
     def _locked_call(
         self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
+        if self.direct is not None and x.shape[0] <= MOST_TOKENS and not self.watched:
+            out = self.direct.run(self._number + 1, self._positions, layer, x, index, top_k_weights)
+            if out is not None:
+                self._number += 1
+                return out
         ids, counts, skips = self._count_routes(layer, index, x, experts)
         begin = max(begin, self._lanes.until)  # the time until then was counted for the call before
         assignment = self._begin_early(layer, x, ids, counts)
@@ -184,6 +195,32 @@ class Engine:
         if self._trace.on:
             self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
         return out
+
+    def step_calls(self, layers: tuple[int, ...], tokens: int, k: int, dtype: torch.dtype) -> StepCalls:
+        """Buffers and arguments of the experts' calls of a native step over these layers, on the CPU."""
+        self._check()
+        if not isinstance(self._lanes, HostLanes):
+            raise RuntimeError(f"{OP}: a native step needs an engine on the CPU, but this one is on {self.device}")
+        calls = StepCalls.of(self.store, self._lanes, layers, tokens, k, dtype)
+        if self.direct is not None:
+            self.direct.add(calls)
+        return calls
+
+    def step(self, calls: StepCalls, run: Callable[[], None]) -> None:
+        """Runs a native step over these calls of the experts, and raises what the guard finds in them."""
+        self._check()
+        self._lock.take(self._step, calls, run)
+
+    def _step(self, calls: StepCalls, run: Callable[[], None]) -> None:
+        if self.direct is None or self.watched:
+            raise RuntimeError(f"{OP}: a step cannot be computed while faults are injected or a trace is recorded")
+        self._number += 1
+        self.direct.step(self._number, calls, run)
+
+    @property
+    def watched(self) -> bool:
+        """Whether every call must be seen alone: faults are injected, or a trace is recorded."""
+        return self._faults.on or self._trace.on
 
     def set_adapter(self, names: str | Sequence[str] | None) -> None:
         """From the next call on, the experts use these adapters: one, the sum of several, or none."""
@@ -256,7 +293,7 @@ class Engine:
         to = x.contiguous() if self._deferred else x.to(kernel_dtype(x.dtype)).contiguous()
         call = Call(layer, self._number, x, to, ids, weights, counts, assignment, cache, tally, first)
         call.positions = self._positions
-        call.following = self._following(layer) if assignment.streamed else None
+        call.following = following_layer(self.store, self._caches, layer) if assignment.streamed else None
         before = tally.t_cpu, tally.t_link, tally.bytes_h2d
         try:
             outcome = self._lanes.run(call)
@@ -273,13 +310,6 @@ class Engine:
             self._guard.look(call, outcome)
         return outcome.out
 
-    def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
-        later = [each for each in self.store.layers if each > layer]
-        if not later:
-            return None
-        on_device = self._caches[later[0]].resident()
-        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in on_device)
-
     def _after_failure(self, cache: Cache, assignment: Assignment) -> None:
         """Forgets the contents of caches and arenas after a lane raised."""
         for expert in (*assignment.cached, *assignment.copied, *assignment.uploads):
@@ -294,53 +324,6 @@ class Engine:
                 f"{OP}: it cannot be captured in a CUDA graph, because the CPU decides at every call which lane "
                 "computes an expert; capture the work between the calls"
             )
-
-    # -- reports ------------------------------------------------------------------------------------------------------
-
-    def stats(self) -> Stats:
-        """Counters since the engine was created, or since reset_stats(): totals and `.layers[layer]`.
-
-        In a forked process: the counters from before the fork.
-        """
-        if not self._lock.forked:
-            self.flush()
-        return Stats.of(self._tallies)
-
-    def reset_stats(self) -> None:
-        if not self._lock.forked:
-            self.flush()
-        self._tallies.clear()
-
-    def explain(self) -> Explanation:
-        """Budget, lanes, costs, thresholds and bottlenecks, in words; `to_dict()` for programs."""
-        return explain(self)
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a call may return before the CPU has finished it (like work on a GPU)."""
-        return self._runs_ahead
-
-    @property
-    def transport(self) -> tuple[str, str]:
-        """How experts reach the device ("registered", "ring", "memory"), and the reason."""
-        return self._transport
-
-    def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-        """`with engine.trace("t.json"):` records what every lane does in the block, for Chrome's trace viewer."""
-        self._check()
-        return self._trace.recording(path, self._settle)
-
-    def profile(self) -> dict[str, dict[str, list[int]]]:
-        """{"counts": {layer: calls that used each expert}} so far, ready for JSON: the input of cache="static"."""
-        return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
-
-    def flush(self) -> None:
-        """Waits for work under way, and raises what the guard found in it; call it at the end of a model's forward."""
-        self._lock.take_if_open(lambda: self._lanes.flush())
-
-    def _settle(self) -> None:
-        if not self._lock.forked:
-            self._lock.take_if_open(lambda: self._lanes.settle())
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -390,11 +373,22 @@ class Engine:
         of_all = (self.threads, self.settings.lanes == "auto", self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
         if machine is None:
-            return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
+            int8 = int8_group(self.store, self.settings.compute)
+            return HostLanes(self.store, memory.ring, memory.streaming, *of_all, int8)
         self.adapters.allocate(self.device, self.spending.rows)
         look = None if self.settings.guard == "off" else self._guard.look
         options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
         return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *options)
+
+    def _direct_calls(self) -> DirectCalls | None:
+        """Direct calls, if every expert is always computed on the CPU, with the native library."""
+        lanes = self._lanes
+        if not isinstance(lanes, HostLanes) or native.reason() is not None or self._adapting is not None:
+            return None
+        if self.spending.device_lane and self.settings.lanes != "cpu":
+            return None
+        guard = None if self.settings.guard == "off" else self._guard
+        return DirectCalls(self.store, lanes, self._caches, guard, self._tallies)
 
     def _machine(self) -> CudaMachine | None:
         return CudaMachine(self.store, self.device) if self._deferred else None

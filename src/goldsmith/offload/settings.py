@@ -5,18 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from ..core import native
+from ..core.device import BackendUnavailable
 from ..core.json_values import parse_json
 from ..core.processors import worth
 from ..core.shapes import check_choice, kind
+from ..experts._checks import LONGEST, WHOLE
+
+if TYPE_CHECKING:
+    from .store.expert_store import ExpertStore
 
 OP = "offload.Engine"
 CACHES = ("lru", "lfu", "static", "none")
 PREFILLS = ("auto", "cpu", "stream", "split")
 LANES = ("auto", "cpu", "copied", "cached", "mixed")
 GUARDS = ("raise", "warn", "off")
+COMPUTES = ("auto", "exact", "int8")
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _MOST_BYTES = 2**63 - 1  # the unit of a size in messages
@@ -35,16 +43,18 @@ class EngineSettings:
     lanes: str
     threads: int
     adaptive: bool
+    compute: str = "exact"
 
 
 def settings(
     *, device: str | torch.device, gpu_budget: str | int, cache: str, prefill: str | int, guard: str, lanes: str,
-    threads: int | None, adaptive: bool,
+    threads: int | None, adaptive: bool, compute: str = "exact",
 ) -> EngineSettings:  # fmt: skip
     """Checks the Engine's keywords. Raises ValueError or TypeError with the keyword's name and its valid values."""
     check_choice(OP, "cache", cache, CACHES)
     check_choice(OP, "guard", guard, GUARDS)
     check_choice(OP, "lanes", lanes, LANES)
+    check_choice(OP, "compute", compute, COMPUTES)
     if isinstance(prefill, bool) or not isinstance(prefill, (str, int)):
         raise TypeError(
             f"{OP}: prefill={prefill!r}, expected one of {', '.join(map(repr, PREFILLS))}, or a token count"
@@ -63,7 +73,29 @@ def settings(
         raise TypeError(f"{OP}: threads={threads!r}, expected a whole number of at least 1, or None")
     if not 1 <= count <= 1024:
         raise ValueError(f"{OP}: threads={threads}, expected a number from 1 to 1024")
-    return EngineSettings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
+    if compute == "int8" and where.type != "cpu":
+        raise ValueError(
+            f"{OP}: compute='int8' is for device='cpu': on {where} the lanes would compute the same expert with "
+            "different numbers; give compute='exact'"
+        )
+    return EngineSettings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive, compute)
+
+
+def int8_group(store: ExpertStore, compute: str) -> int:
+    """Inputs of a row that share a scale in integer products with this store's codes; 0: float products."""
+    if compute != "int8":
+        return 0
+    layout = store.blocks.layout
+    group = layout.group_size or max(layout.hidden_size, layout.intermediate_size)
+    if layout.format not in WHOLE or group > LONGEST:
+        raise ValueError(
+            f"{OP}: compute='int8' multiplies codes of {', '.join(WHOLE)}, in groups of at most {LONGEST}, but the "
+            f"store has {store.format} in groups of {group}: choose another format (cpu_format=, --format on the "
+            "command line), or compute='exact'"
+        )
+    if native.reason() is not None:
+        raise BackendUnavailable(f"{OP}: compute='int8' needs the native library: {native.reason()}")
+    return group
 
 
 def check_store(store: object, exact: object) -> None:

@@ -32,6 +32,8 @@ class GenerateArguments:
     seed: int
     budget: str
     format: str
+    dense_format: str
+    compute: str
     cache: str
     prefill: str
     device: str

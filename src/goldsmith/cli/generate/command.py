@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..json_types import JsonObject
 
 WRONG, INTERRUPTED = 1, 130
-OPTIONS = ("adapter", "cache", "device", "format", "guard", "prefill", "profile", "threads")
+OPTIONS = ("adapter", "cache", "compute", "dense_format", "device", "format", "guard", "prefill", "profile", "threads")
 
 
 def run(arguments: GenerateArguments) -> int:
@@ -104,6 +104,8 @@ class GenerateRun:
                     batch=rows,
                     max_length=width + arguments.max_new_tokens,
                     cpu_format=arguments.format,
+                    dense_format=arguments.dense_format,
+                    compute=arguments.compute,
                     exact=arguments.format == "auto",
                     device=arguments.device,
                     gpu_budget=arguments.budget,
@@ -218,6 +220,12 @@ class GenerateRun:
                 f"--format {arguments.format} rounds the experts' weights (exact=False), so the text may differ from "
                 "the plain model's."
             )
+        if arguments.dense_format != "exact":
+            self.show.note(
+                f"--dense-format {arguments.dense_format} rounds the weights of the other linear layers, too."
+            )
+        if arguments.compute == "int8":
+            self.show.note("--compute int8 rounds the experts' inputs to 8 bits, one scale for each group of weights.")
         name = type(offloaded.model).__name__
         if not name.endswith("ForCausalLM"):
             self.show.note(f"The model is loaded as {name} and receives only text.")

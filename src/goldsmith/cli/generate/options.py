@@ -23,6 +23,23 @@ class CacheOption(StrEnum):
     none = "none"
 
 
+class ComputeOption(StrEnum):
+    auto = "auto"
+    exact = "exact"
+    int8 = "int8"
+
+
+class DenseFormatOption(StrEnum):
+    exact = "exact"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    int8 = "int8"
+    int4 = "int4"
+    int4_asym = "int4_asym"
+    mxfp4 = "mxfp4"
+    fp8_block = "fp8_block"
+
+
 class GuardOption(StrEnum):
     throw = "raise"
     warn = "warn"
@@ -33,7 +50,8 @@ GROUPS = {
     "Model and prompts": ("model", "adapter", "prompt", "prompt_file", "chat"),
     "The text": ("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
     "Where experts are and run": (
-        "budget", "format", "cache", "prefill", "device", "threads", "store", "verify_store", "profile",
+        "budget", "format", "dense_format", "compute", "cache", "prefill", "device", "threads", "store", "verify_store",
+        "profile",
     ),
     "Output": ("stream", "stats", "trace", "guard", "json"),
 }  # fmt: skip
@@ -96,6 +114,19 @@ def generate(
         FormatOption,
         typer.Option(help="Format of the stored experts; auto keeps the exact weights, int8 and narrower save memory."),
     ] = FormatOption.auto,
+    dense_format: Annotated[
+        DenseFormatOption,
+        typer.Option(
+            help="Format of all other linear layers, routers excepted; exact: the model's own weights. Only on the CPU."
+        ),
+    ] = DenseFormatOption.exact,
+    compute: Annotated[
+        ComputeOption,
+        typer.Option(
+            help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
+            "int4 or int4_asym; auto: exact, which is as fast wherever it was measured."
+        ),
+    ] = ComputeOption.exact,
     cache: Annotated[
         CacheOption,
         typer.Option(help="Experts kept on the GPU: lru: last used; lfu: most used; static: those of --profile; none."),
@@ -171,6 +202,8 @@ def generate(
         seed=seed,
         budget=budget,
         format=format.value,
+        dense_format=dense_format.value,
+        compute=compute.value,
         cache=cache.value,
         prefill=prefill,
         device=device,

@@ -40,9 +40,16 @@ class Launch:
                 *arguments, *self.fixed,
             )  # fmt: skip
 
+    def prepare(self, grid: tuple[int, int, int], device: torch.device, *arguments: Argument) -> None:
+        """Compiles the kernel for such arguments without running it; it takes about a second."""
+        if self._compiled is None:
+            self._keep(self.kernel.warmup(*arguments, *self.fixed, grid=grid, num_warps=self.warps), device)
+
     def _compile(self, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Argument, ...]) -> None:
         """Runs the kernel through Triton, and keeps what Triton compiled for the next calls."""
-        compiled = self.kernel[grid](*arguments, *self.fixed, num_warps=self.warps)
+        self._keep(self.kernel[grid](*arguments, *self.fixed, num_warps=self.warps), device)
+
+    def _keep(self, compiled: Any, device: torch.device) -> None:
         if compiled is not None:  # None: the interpreter compiles nothing
             self._stream, self._index = triton.runtime.driver.active.get_current_stream, device.index
             self._run = compiled.run if _HAS_KNOWN_LAUNCHER else None

@@ -69,7 +69,12 @@ def _times(x_ptr, x_rows, x_good, K, panel_ptr, PANEL, out, N, BM: tl.constexpr,
     return total
 
 
-@triton.jit
+# A prompt's number of tiles and the place of its lists differ from layer to layer: each would compile anew, for a
+# second, in the middle of a text.
+_FREE = ["tokens_ptr", "tiles_ptr"]
+
+
+@triton.jit(do_not_specialize=["TILES"], do_not_specialize_on_alignment=_FREE)
 def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, extra_ptr, h_ptr, stride_x, stride_bias, TILES,
                    H, I, STRIDE, UP, PANEL, alpha, limit, BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr,
                    PARTS: tl.constexpr, OPERAND: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr,
@@ -104,7 +109,7 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, extra_ptr, 
     tl.store(spot, h.to(h_ptr.dtype.element_ty), good[:, None] & inside[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["TILES"], do_not_specialize_on_alignment=_FREE)
 def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES, H, I, STRIDE, DOWN, PANEL,
                  BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr, PARTS: tl.constexpr, OPERAND: tl.constexpr,
                  PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,

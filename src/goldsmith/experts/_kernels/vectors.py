@@ -167,9 +167,12 @@ def down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, TILES, stride_bias,
 
 def forward(
     x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, extra: Tensor | None, h: Tensor, y: Tensor,
-    rows: int, *, activation: str, alpha: float, limit: float | None,
+    rows: int, *, activation: str, alpha: float, limit: float | None, compile_only: bool = False,
 ) -> None:  # fmt: skip
-    """Like panels.panels_forward, with tiles of at most `rows` rows; `extra` [P, 2 I] is added to g and u."""
+    """Like panels.panels_forward, with tiles of at most `rows` rows; `extra` [P, 2 I] is added to g and u
+
+    compile_only: no kernel runs, and no number is read or written.
+    """
     layout, device, count = base.layout, x.device, tiles.shape[1]
     blob, first, last = base.gate_up, base.gate_up_bias, base.down_bias
     strides = (0 if first is None else first.stride(0), 0 if last is None else last.stride(0))
@@ -177,8 +180,10 @@ def forward(
     hidden, down = _launches(layout.text, x.dtype, rows, strides, activation, alpha, limit, more, device)
     added = h if extra is None else extra
     arguments = (tokens, tiles, blob, blob if first is None else first, added, h, x.stride(0), count)
-    hidden((-(-layout.intermediate_size // 16), count, 1), device, x, *arguments)
-    down((-(-layout.hidden_size // 16), count, 1), device, h, tiles, blob, blob if last is None else last, y, count)
+    run = Launch.prepare if compile_only else Launch.__call__
+    run(hidden, (-(-layout.intermediate_size // 16), count, 1), device, x, *arguments)
+    whole = (-(-layout.hidden_size // 16), count, 1)
+    run(down, whole, device, h, tiles, blob, blob if last is None else last, y, count)
 
 
 @lru_cache(maxsize=256)

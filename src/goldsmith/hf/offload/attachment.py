@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from ..experts_spec import SharedOptions, is_undispatched
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
+from .dense_format import EXACT, check_dense_format
 from .layers import ExpertsLayer
+from .stepping import StepForward
 from .weights import Weights, into_module
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class Attached:
     ) -> None:
         self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
         self.engine: Engine
+        self.dense_format = EXACT
         self.adapters = ModelAdapters(model, {})
         self._configs: dict[int, PreTrainedConfig] = {}
         self._trained: list[str] = []  # names, because releasing an expert's parameter replaces the object
@@ -119,6 +122,7 @@ class Attached:
 
     def load_adapter(self, adapter: AdapterArgument) -> tuple[str, ...]:
         """Adds the adapters of this argument, and returns their names; `use_adapter` selects them."""
+        check_dense_format(self.dense_format, self.engine.device, adapter)
         folders = reading.folders_of(adapter)
         known = [name for name in folders if name in self.adapters.names]
         if known:
@@ -159,6 +163,10 @@ class Attached:
             if any(id(below) in experts for below in module.modules()):
                 self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
+        if self.engine.device.type == "cpu":
+            cast("Any", self.model).forward = StepForward(
+                self.model, {one.index: one.path for one in self.layers}, self.engine
+            )
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
@@ -205,6 +213,7 @@ class Attached:
                 del layer.module.forward
         for hook in self._hooks:
             hook.remove()
+        self.model.__dict__.pop("forward", None)
         self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..checkpoint.foreign_errors import explained, of_the_model
 from ..checkpoint.gguf.files import tokenizer_arguments
 from ..model_types import Tokenizer
+from .token_loop import draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -260,13 +261,16 @@ def generate(
     )
     torch.manual_seed(seed)
     rows = RowStreamer(tokenizer, generation, inputs, stop, on_piece)
+    processors = [FiniteLogits(temperature)] if temperature else []
     try:
         with of_the_model():
+            if draw(model, inputs, config, rows, processors):
+                return
             cast("Callable[..., object]", model.generate)(
                 **{name: t.to(model.device) for name, t in inputs.items()},
                 generation_config=config,
                 streamer=rows,
-                logits_processor=[FiniteLogits(temperature)] if temperature else [],
+                logits_processor=processors,
             )
     except BaseException:
         rows.close("interrupted")

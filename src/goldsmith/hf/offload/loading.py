@@ -29,6 +29,8 @@ from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
+from .dense_format import EXACT as EXACT_DENSE
+from .dense_format import check_dense_format, pack_dense
 from .layers import ExpertsLayer, layers_of
 from .weights import Weights, decoded_experts, from_checkpoint, from_module
 
@@ -44,6 +46,7 @@ def attach(
     store: ExpertStore | str | Path | None = None,
     adapter: AdapterArgument = None,
     cpu_format: str = "auto",
+    dense_format: str = EXACT_DENSE,
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
@@ -52,6 +55,7 @@ def attach(
     """Moves the experts of a model in memory into a store, and puts an engine in their place."""
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
+    check_dense_format(dense_format, _checked(options), adapter)
     if not isinstance(model, nn.Module):
         raise TypeError(f"offload: model is {kind(model)}, expected a model of transformers (torch.nn.Module)")
     layers = layers_of(model)
@@ -69,7 +73,8 @@ def attach(
     with torch.no_grad():
         adapters = _read_adapters(model, layers, adapter)
         source = LayerSource(layers, from_module)
-        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
+        formats = cpu_format, dense_format
+        return _begin(model, layers, source, store, formats, home, progress, options, (batch, max_length), adapters)
 
 
 def load(
@@ -79,6 +84,7 @@ def load(
     dtype: torch.dtype | None = None,
     adapter: AdapterArgument = None,
     cpu_format: str = "auto",
+    dense_format: str = EXACT_DENSE,
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
@@ -93,7 +99,7 @@ def load(
         raise ValueError(
             f"offload: dtype={dtype!r}, expected one of {', '.join(map(str, EXACT))}, or None for the files' own"
         )
-    _checked(options)
+    check_dense_format(dense_format, _checked(options), adapter)
     model_folder = folder(path)
     config = config_of(model_folder)
     files = None if gguf_file(model_folder) else weight_files(model_folder, config)
@@ -103,8 +109,8 @@ def load(
     if files is not None and files.pickled:
         return attach(
             load_whole(model_folder, config, wanted),
-            store=store, adapter=adapter, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress,
-            **options,
+            store=store, adapter=adapter, cpu_format=cpu_format, dense_format=dense_format, batch=batch,
+            max_length=max_length, progress=progress, **options,
         )  # fmt: skip
     model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
@@ -130,7 +136,8 @@ def load(
             model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
     source = LayerSource(layers, read, checkpoint.sources)
-    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
+    formats = cpu_format, dense_format
+    return _begin(model, layers, source, store, formats, home, progress, options, (batch, max_length), adapters)
 
 
 def _read_adapters(
@@ -145,21 +152,23 @@ def _begin(
     layers: list[ExpertsLayer],
     source: LayerSource,
     store: ExpertStore | str | Path | None,
-    cpu_format: str,
+    formats: tuple[str, str],
     home: torch.device,
     progress: Progress | None,
     options: dict[str, Any],
     text_room: tuple[int, int | None],
     adapters: dict[str, OffloadedAdapter],
 ) -> Attached:
-    exact = options.get("exact", True)
+    (cpu_format, dense_format), exact = formats, options.get("exact", True)
     check_fits(model, _checked(options))
     if exact and not (isinstance(store, ExpertStore) or store is not None and Path(store).exists()):
         check_exact(source[layers[0].index], cpu_format)
     expert_store, owned = open_store(source, store, layers, cpu_format, exact, progress)
     attached = Attached(model, layers, expert_store, owned, home)
     attached.adapters = ModelAdapters(model, adapters)
+    attached.dense_format = dense_format
     try:
+        pack_dense(model, layers, dense_format)
         attached.begin(options, *text_room)
     except BaseException:
         if owned:

@@ -126,6 +126,11 @@ class DeviceLanes:
         where = sort_routes(call.ids, call.counts, call.assignment.cpu)
         outcome = Outcome(self.rows, None, call.caller_x, where.place)
         cpu_rows, cpu_x = self._begin_cpu(call, where)
+        if call.tokens > 1 and self.ring is not None:  # a prompt: later, compiling would hold up the text for seconds
+            kernel_module("experts._kernels.vectors").forward(
+                call.x, self.lists[:1], self.tiles[:3].view(3, 1), self.ring.slots[0].arena.base, None,
+                self._inner(call), self.rows, 1, compile_only=True, **self.store.options,
+            )  # fmt: skip
         begin = self.machine.mark(stream)
         self._done = None
         waves = self._waves(call)
@@ -338,7 +343,7 @@ class DeviceLanes:
     ) -> None:  # fmt: skip
         slots = [slot for _, slot in wave]
         config, tiles = sent or self._send_tiles(call, where, wave, stream)
-        h = self.h_narrow if call.x.dtype == torch.bfloat16 else self.h
+        h = self._inner(call)
         forward, base = kernel_module("experts._kernels.panels").panels_forward, slots[0].arena.base
         begin_reading(slots, stream)
         lora = self.lora.on_device(call.layer)
@@ -347,6 +352,9 @@ class DeviceLanes:
         end_reading(slots, stream, self._done)
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)
+
+    def _inner(self, call: Call) -> Tensor:
+        return self.h_narrow if call.x.dtype == torch.bfloat16 else self.h
 
     def _merge(self, call: Call, outcome: Outcome, place: Tensor, cpu_rows: Tensor | None) -> Callable[[], None]:
         """Sets outcome.out; returns the function that launches the merge."""

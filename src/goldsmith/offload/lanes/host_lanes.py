@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from ctypes import c_int32
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from .kernels import Kernels
 from .merge import merge
 from .slot_filling import LayerStreaming, SlotFilling, Wave
 
+if TYPE_CHECKING:
+    from ...experts._native_abi import NativeCall
+
 MOST_ROWS = 1 << 28  # most bytes of rows per call; a longer call is computed in pieces
 _ROWS: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
 _FLAGS: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
@@ -38,11 +42,11 @@ class HostLanes:
 
     def __init__(
         self, store: ExpertStore, ring: SlotRing | None, streaming: LayerStreaming | None, threads: int, keep: bool,
-        faults: Faults, trace: Trace, tally: Callable[[int], Counts],
+        faults: Faults, trace: Trace, tally: Callable[[int], Counts], int8: int = 0,
     ) -> None:  # fmt: skip
         self.store, self.ring, self.streaming = store, ring, streaming
         self.keep, self.faults, self.trace, self.tally = keep, faults, trace, tally
-        self._kernels, self.lora = Kernels(store.options, threads), NO_ADAPTER
+        self._kernels, self.lora = Kernels(store.options, threads, int8), NO_ADAPTER
         self.transport = ("memory", "the device is the CPU: bytes are copied from memory to memory")
         self.copies, self.compute = Worker("goldsmith copies"), Inline()
         self.most_rows = max(1, MOST_ROWS // (4 * store.hidden_size))
@@ -75,6 +79,14 @@ class HostLanes:
         call.tally.t_merge += end - begin
         self.trace.span("merge", "merge", begin, end, layer=call.layer, tokens=len(call.x))
         return outcome
+
+    def merged(self, layer: int, of: Sequence[Tensor], finite: c_int32) -> None:
+        """Computes a call of few tokens with its sums, in one native call."""
+        self._kernels.merged(of, self.store.experts(layer), self.lora.on_cpu(layer), finite)
+
+    def step_call(self, layer: int, of: Sequence[Tensor]) -> NativeCall:
+        """The arguments of a layer's call for a step, which keeps their tensors."""
+        return self._kernels.merged_call(of, self.store.experts(layer), self.lora.on_cpu(layer))
 
     def to_host(self, ids: Tensor, x: Tensor, alone: bool) -> Tensor:
         return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping, Sequence
+from ctypes import byref, c_int32
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -59,12 +60,14 @@ NO_LORA = HostFactors.of({}, {})
 class Kernels:
     """The CPU's kernels with a store's options, on at most `threads` threads (0: torch's number).
 
+    int8   inputs of a row that share a scale in integer products; 0: float products
     Keeps the arguments of calls with few routes, because the same shapes recur with other addresses.
     """
 
-    def __init__(self, options: ActivationOptions, threads: int = 0) -> None:
-        self._options, self._threads = options, threads
+    def __init__(self, options: ActivationOptions, threads: int = 0, int8: int = 0) -> None:
+        self._options, self._threads, self._int8 = options, threads, int8
         self._calls: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
+        self._merged: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
 
     def rows(
         self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
@@ -85,6 +88,7 @@ class Kernels:
     def forget(self) -> None:
         """Forgets the arguments of earlier calls; after it their LoRA may change."""
         self._calls.clear()
+        self._merged.clear()
 
     def call(
         self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
@@ -109,6 +113,35 @@ class Kernels:
         )  # fmt: skip
         return call
 
+    def merged(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None, finite: c_int32) -> None:
+        """`rows` and `flags` as in `rows`, and y = their weighted sums, for the tensors x, ids, weights, rows, flags, y
+
+        finite: 1 if no row and no sum has NaN or Inf. Only with the native library.
+        """
+        x, ids, weights = tensors[:3]
+        key = (base.gate_up.data_ptr(), x.shape, x.dtype, ids.shape, ids.stride(), ids.dtype)
+        entry = self._merged.get(key)
+        if entry is None:
+            if len(self._merged) >= _KEPT:
+                self._merged.clear()
+            call = self.merged_call([_like(tensor) for tensor in tensors], base, lora)
+            args = call.args
+            entry = call, (args.x, args.ids, args.weights, args.rows, args.flags, args.y)
+            if lora is None or lora.kept:
+                self._merged[key] = entry
+        call, views = entry
+        for view, tensor in zip(views, tensors):
+            view.data = tensor.data_ptr()
+        native.check(native.library().gs_moe_merged(byref(call.args), byref(finite)))
+
+    def merged_call(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None) -> NativeCall:
+        """The arguments of gs_moe_merged for these tensors."""
+        x, ids, weights, rows, flags, y = tensors
+        call = self._build_call((x, ids, rows, flags), base, lora)
+        call.keep("weights", weights)
+        call.keep("y", y)
+        return call
+
     def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None) -> NativeCall:
         from ...experts._native_abi import NativeCall, busy
 
@@ -118,7 +151,7 @@ class Kernels:
             "down_bias": base.down_bias, **(lora or NO_LORA).tensors,
         }  # fmt: skip
         scales = NO_LORA.scales if lora is None else lora.scales
-        call = NativeCall(named, {**self._options, **scales, "layout": base.layout.text})
+        call = NativeCall(named, {**self._options, **scales, "layout": base.layout.text, "int8": self._int8})
         call.keep("rows", rows)
         call.keep("flags", flags)
         if self._threads:

@@ -5,12 +5,14 @@ The consumer calls slots.begin_reading and end_reading around each wave, before 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from ..memory.cache import Cache
 from ..memory.slots import Copy, Slot, SlotArena, SlotRing, fill, waves
 from ..memory.streams import WorkStream
 from ..observe.statistics import Counts
 from ..planning.call import Call
+from ..store.expert_store import ExpertStore
 
 AHEAD = 16  # experts of a streamed layer per wave
 
@@ -90,6 +92,15 @@ class SlotFilling:
             self._uploaded(slot)
             if slot is not None:
                 self._filled([(e, slot)])
+
+
+def following_layer(store: ExpertStore, caches: Mapping[int, Cache], layer: int) -> tuple[int, tuple[int, ...]] | None:
+    """The next layer of the store, and its experts that are not in its cache."""
+    later = [each for each in store.layers if each > layer]
+    if not later:
+        return None
+    on_device = caches[later[0]].resident()
+    return later[0], tuple(e for e in range(store.num_experts(later[0])) if e not in on_device)
 
 
 class LayerStreaming:

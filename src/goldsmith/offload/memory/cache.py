@@ -57,6 +57,10 @@ class Cache:
             for expert in counts:
                 self._used[expert] = self._used.get(expert, 0.0) + 1.0
 
+    def add_uses(self, uses: Sequence[int]) -> None:
+        """Adds calls that used each expert to the profile; for calls that no device lane sees."""
+        self.profile = [a + b for a, b in zip(self.profile, uses)]
+
     def admit(self, expert: int, needed: Collection[int]) -> Slot | None:
         """A slot for an expert that is not cached, after evicting one that is not `needed`; None if none may be
         evicted.

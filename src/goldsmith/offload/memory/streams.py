@@ -93,7 +93,9 @@ class Worker:
         if event is not DONE:
             self._put(("wait", event))
 
-    def record(self) -> HostEvent:
+    def record(self) -> HostEvent | Done:
+        if self._thread is None and not self._closed:
+            return DONE  # no work, so nobody needs to be woken
         event = HostEvent()
         self._put(("event", event))
         return event

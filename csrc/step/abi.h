@@ -1,0 +1,49 @@
+// The arguments of a decoder model's step in the C ABI; plain C, because goldsmith.h includes it. A tensor without
+// dtype is absent. The weights of linear layers are packed, or plain in rows.
+#pragma once
+
+// A decoder layer: h += output(attention(norm(h))), then h += experts(norm(h)).
+typedef struct {
+    gs_tensor input_norm, experts_norm;  // [H]
+    gs_tensor query_norm, key_norm;      // [D] of each head, or [heads D] of all heads together
+    gs_linear_args query, key, value, output;
+    gs_tensor keys, values;      // the cache, [rows, kv_heads, positions, D] in the model's dtype
+    gs_linear_args router;       // [E, H]
+    const gs_moe_args* experts;  // with x, ids, weights, rows, flags and y
+    int64_t* uses;               // [E]: steps that used each expert, counted up
+    int64_t distinct;            // experts used, counted up
+    double seconds;              // of the experts, counted up
+    int32_t finite;              // result: whether no row of the experts, and no sum, has NaN or Inf
+    int32_t unused;
+} gs_step_layer;
+
+// One new token for each of `rows` sequences. `cached` positions of each sequence are in the cache, and the step writes
+// the next one. A sequence begins at position starts[row]; earlier ones are padding.
+//
+// A step has 2 layer_count + 1 phases: for layer i, attention and router are phase 2 i, and its experts phase 2 i + 1;
+// the last one is the head. A call runs phases [first, last), so that a caller can compute experts between two calls;
+// then phase 2 i + 1 only adds their y (`outside`).
+typedef struct {
+    size_t size;
+    int32_t threads;
+    gs_dtype dtype;  // of the model: every layer's result is rounded to it
+    int64_t rows, hidden, heads, kv_heads, head_dim, vocabulary, cached;
+    int64_t first, last, outside;
+    int64_t normalised, float_weights;  // routing weights: divided by their sum; not rounded to dtype
+    double epsilon, scaling;            // of the norms; of the attention's scores
+    gs_step_layer* layers;
+    int64_t layer_count;
+    const int64_t *tokens, *starts;   // [rows]
+    gs_tensor embedding, final_norm;  // [vocabulary, H], [H]
+    gs_tensor cosines, sines;         // [positions, D]
+    gs_linear_args head;
+    gs_tensor stream;   // [rows, H] float32: h between two calls
+    gs_tensor logits;   // result: [rows, vocabulary] in dtype
+    double seconds[4];  // attention with its products, router, experts, head; counted up
+} gs_step_args;
+
+GS_API gs_status gs_step(gs_step_args* args);
+
+// gs_moe_forward with `rows` and `flags`, then y[t] = sum over j of weights[t, j] rows[t k + j], in this order, each
+// product and each sum rounded to float32, and once to y's dtype. finite: 1 if no row and no sum has NaN or Inf.
+GS_API gs_status gs_moe_merged(const gs_moe_args* args, int32_t* finite);

@@ -1,0 +1,93 @@
+"""The loop from token to token over a native step: the same tokens as `model.generate` draws, without its work between
+two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from .stepping import StepForward
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+    from transformers.generation.logits_process import LogitsProcessor
+    from transformers.generation.streamers import BaseStreamer
+
+# what the loop knows of a generation config; with anything else that is not the default, `model.generate` draws
+KNOWN = {
+    "bos_token_id", "eos_token_id", "pad_token_id", "max_new_tokens", "max_length", "num_beams", "do_sample",
+    "temperature", "top_p", "top_k", "transformers_version", "disable_compile", "use_cache", "_from_model_config",
+}  # fmt: skip
+
+
+def draw(
+    model: PreTrainedModel,
+    inputs: dict[str, Tensor],
+    config: GenerationConfig,
+    streamer: BaseStreamer,
+    processors: Sequence[LogitsProcessor],
+) -> bool:
+    """Continues every row until its end token or config.max_new_tokens; False, with nothing done, without a step."""
+    forward = model.__dict__.get("forward")
+    unknown = {name for name, value in config.to_diff_dict().items() if value not in (None, False)} - KNOWN
+    if unknown or not isinstance(forward, StepForward) or not forward.ready(len(inputs["input_ids"])):
+        return False
+    with torch.no_grad():
+        _draw(model, forward, inputs, config, streamer, LogitsProcessorList([*processors, *_warpers(config)]))
+    return True
+
+
+def _draw(
+    model: Any, forward: StepForward, inputs: dict[str, Tensor], config: GenerationConfig, streamer: BaseStreamer,
+    processors: Any,
+) -> None:  # fmt: skip
+    ids = inputs["input_ids"]
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    ends = config.eos_token_id or []
+    stop = torch.tensor(ends if isinstance(ends, list) else [ends], dtype=torch.int64, device="cpu")
+    streamer.put(ids)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    outputs = model(ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    logits, step = outputs.logits[:, -1].float(), None
+    running = torch.ones(len(ids), dtype=torch.bool, device="cpu")
+    for left in range(int(config.max_new_tokens or 0), 0, -1):
+        scores = processors(ids, logits)
+        if config.do_sample:
+            tokens = torch.multinomial(torch.softmax(scores, -1), 1).squeeze(1)
+        else:
+            tokens = scores.argmax(-1)
+        if len(ids) > 1:
+            tokens = torch.where(running, tokens, config.pad_token_id or 0)
+        streamer.put(tokens)
+        running &= ~torch.isin(tokens, stop)
+        if left == 1 or not bool(running.any()):
+            break
+        if step is None:
+            step = forward.stepper(outputs.past_key_values, mask, left)
+            del outputs
+        logits = step(tokens)
+    streamer.end()
+
+
+def _warpers(config: GenerationConfig) -> list[LogitsProcessor]:
+    """In the order of `generate`."""
+    warpers: list[LogitsProcessor] = []
+    if config.do_sample:
+        if config.temperature is not None and config.temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(config.temperature))
+        if config.top_k:
+            warpers.append(TopKLogitsWarper(config.top_k))
+        if config.top_p is not None and config.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(config.top_p))
+    return warpers

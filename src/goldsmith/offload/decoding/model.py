@@ -1,0 +1,84 @@
+"""The description of a decoder model whose step the native library can compute, in tensors and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...experts import PackedMatrix
+
+MOST_ROWS = 8  # sequences of a step; with more, a layer's own products are faster
+
+
+@dataclass(frozen=True, eq=False)
+class LinearLayer:
+    """y = weight x + bias"""
+
+    weight: Tensor | PackedMatrix
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayer:
+    """h += output(attention(norm(h))), then h += experts(norm(h)); `index` is the layer's number in the store
+
+    query_norm, key_norm   weights of norms over a head [D], or over all heads [heads D]; None: no norms
+    router                 probabilities of the experts are softmax(router x); its top-k are used
+    """
+
+    index: int
+    input_norm: Tensor
+    experts_norm: Tensor
+    query: LinearLayer
+    key: LinearLayer
+    value: LinearLayer
+    output: LinearLayer
+    router: LinearLayer
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderModel:
+    """The layers of a model, and what is before and after them
+
+    rotary          rotary(positions) -> (cosines, sines) [positions, D] in the model's dtype
+    positions       the most positions that it supports
+    normalised      whether the weights of a token's experts are divided by their sum
+    float_weights   whether these weights stay float32 in a model of 16 bits
+    """
+
+    layers: tuple[DecoderLayer, ...]
+    embedding: Tensor
+    final_norm: Tensor
+    head: LinearLayer
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+    scaling: float
+    experts_per_token: int
+    normalised: bool
+    float_weights: bool
+    rotary: Callable[[int], tuple[Tensor, Tensor]]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for two descriptions of the same weights in the same memory."""
+        tensors: list[Tensor | PackedMatrix | None] = [self.embedding, self.final_norm]
+        linear = [self.head]
+        for layer in self.layers:
+            tensors += layer.input_norm, layer.experts_norm, layer.query_norm, layer.key_norm
+            linear += layer.query, layer.key, layer.value, layer.output, layer.router
+        for each in linear:
+            tensors += each.weight, each.bias
+        return tuple(_place(tensor) for tensor in tensors)
+
+
+def _place(tensor: Tensor | PackedMatrix | None) -> object:
+    if tensor is None:
+        return None
+    data = tensor.data if isinstance(tensor, PackedMatrix) else tensor
+    return data.data_ptr(), data.dtype, tuple(data.shape), data.stride()
