@@ -1,0 +1,201 @@
+"""The HTTP application: routes, bodies, streams, and every error as one sentence of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from .answers import Answer, sse
+from .batcher import Batcher
+from .refusals import BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNAVAILABLE, Refusal
+from .running_text import End, Piece
+from .service import Conversation, Service
+from .watched_files import WatchedFiles
+
+BODY = 8 * 2**20  # bytes of a request
+PATIENCE = 60.0  # seconds for a request's body to arrive
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+def application(service: Service, batcher: Batcher, watched: WatchedFiles, hosts: Sequence[str] | None) -> Starlette:
+    """The server's application. hosts: the names under which it may be called; None: any.
+
+    Names are checked on a loopback address, where a page in the user's browser could call the server under a name of
+    its own that leads there.
+    """
+    started = int(time.time())
+
+    async def chat(request: Request) -> Response:
+        return await _answer(request, service.chat)
+
+    async def complete(request: Request) -> Response:
+        return await _answer(request, service.complete)
+
+    def model(name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": started, "owned_by": "goldsmith"}
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model(name) for name in service.names]})
+
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in service.names:
+            raise Refusal(NOT_FOUND, f"The model {name!r} is not served here; served: {', '.join(service.names)}.",
+                          code="model_not_found")  # fmt: skip
+        return JSONResponse(model(name))
+
+    async def health(request: Request) -> Response:
+        watched.check()
+        if not batcher.alive:
+            raise Refusal(UNAVAILABLE, "The server's computing thread has ended: start the server again.")
+        return JSONResponse({"status": "ok"})
+
+    async def load_model(request: Request) -> Response:
+        """What `transformers chat` asks first: the served models are always loaded, and no other is ever."""
+        body = await _body(request)
+        name = body.get("model") if isinstance(body, dict) else None
+        if name not in service.names:
+            raise Refusal(NOT_FOUND, f"The model {name!r} is not served here; served: {', '.join(service.names)}.")
+        return Response(sse({"status": "ready", "model": name, "cached": True}), media_type="text/event-stream")
+
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))] if hosts is not None else []
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", complete, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", one_model),
+            Route("/health", health),
+            Route("/load_model", load_model, methods=["POST"]),
+        ],
+        middleware=middleware,
+        exception_handlers={Refusal: _refused, HTTPException: _http_error, ClientGone: _gone, ClientDisconnect: _gone},
+    )  # fmt: skip
+
+
+async def _answer(request: Request, begin: Callable[[object], Awaitable[tuple[Answer, Conversation]]]) -> Response:
+    answer, conversation = await begin(await _body(request))
+    conversation.submit()
+    events = conversation.events()
+    try:
+        first = await _unless_gone(request, anext(events))
+        if conversation.stream:
+            return EventStream(_stream(answer, conversation, first))
+        await _unless_gone(request, _collect(answer, events, first))
+    except BaseException:
+        conversation.cancel()
+        raise
+    return JSONResponse(answer.whole())
+
+
+async def _collect(answer: Answer, events: Any, first: Piece | End) -> None:
+    _piece(answer, first)
+    if not isinstance(first, End):
+        async for event in events:
+            _piece(answer, event)
+
+
+async def _stream(answer: Answer, conversation: Conversation, first: Piece | End) -> Any:
+    """The chunks of a streamed answer; if the text fails, its end is an error."""
+    try:
+        yield answer.begin() + _piece(answer, first)
+        if isinstance(first, End):
+            return
+        async for event in conversation.events():
+            chunk = _piece(answer, event)
+            if chunk:
+                yield chunk
+    except Refusal as refusal:
+        yield sse(refusal.to_dict())
+    finally:
+        conversation.cancel()
+
+
+def _piece(answer: Answer, event: Piece | End) -> str:
+    return answer.end(event) if isinstance(event, End) else answer.add(event)
+
+
+class EventStream(StreamingResponse):
+    """A stream that ends its generator at once when the client has gone."""
+
+    def __init__(self, chunks: Any) -> None:
+        super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        self._chunks = chunks
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._chunks.aclose()
+
+
+async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of the work; raises ClientGone as soon as the client closes the connection."""
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientGone
+        return doing.result()
+    finally:
+        gone.cancel()
+        doing.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request) -> object:
+    """The JSON of a request; raises Refusal for another type, for too much, and for what is no JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(BAD_REQUEST, "The request needs the header Content-Type: application/json.")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > BODY:
+                    raise Refusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
+        return json.loads(data, parse_constant=_no_number)
+    except TimeoutError as error:
+        raise Refusal(408, f"The request's body did not arrive within {PATIENCE:.0f} s.") from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(BAD_REQUEST, f"The body is not JSON: {str(error) or 'nested too deeply'}.") from error
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert_refusal = error if isinstance(error, Refusal) else Refusal(500, "The server failed.")
+    headers = {"Retry-After": "1"} if assert_refusal.code == "server_busy" else None
+    return JSONResponse(assert_refusal.to_dict(), status_code=assert_refusal.status, headers=headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    known = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
+    method = f"{request.method} {request.url.path}"
+    return JSONResponse(Refusal(status, f"There is no {method} here; there is: {known}.").to_dict(), status_code=status)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
