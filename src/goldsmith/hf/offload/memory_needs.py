@@ -11,7 +11,7 @@ import torch
 from ...experts.packed.formats import FORMATS
 from ...experts.packed.layout import Layout
 from ...experts.packed.quantisation import check_group
-from ...offload.memory.host_memory import memory_free
+from ...offload.memory.host_memory import memory_free, process_memory
 from ...offload.store.blocks import ExpertBlocks
 from .budget import GIB, cache_bytes, dense_bytes
 from .layers import ExpertsLayer
@@ -27,12 +27,14 @@ class MemoryNeeds:
     dense      everything outside the experts: memory of the process, or of the GPU
     store      the file of experts, which is mapped: processes share its pages, and the system may drop them
     token      keys and values of one token
+    program    what the process takes already, with torch and transformers
     available  memory that the machine can still provide
     """
 
     dense: int
     store: int
     token: int
+    program: int
     available: int
 
     def to_dict(self) -> dict[str, int]:
@@ -42,7 +44,7 @@ class MemoryNeeds:
 def memory_needs(model: PreTrainedModel, layers: Sequence[ExpertsLayer], cpu_format: str) -> MemoryNeeds:
     """The needs of a model on the meta device. A checkpoint of codes may need another size of store."""
     store = _store(model, layers, cpu_format)
-    return MemoryNeeds(dense_bytes(model), store, cache_bytes(model, 1), memory_free())
+    return MemoryNeeds(dense_bytes(model), store, cache_bytes(model, 1), process_memory().own, memory_free())
 
 
 def check_memory(needs: MemoryNeeds) -> None:

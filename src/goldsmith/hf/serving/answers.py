@@ -44,7 +44,7 @@ class ChatAnswer:
         return "".join(map(self._part, self._parts.add(piece.text)))
 
     def end(self, end: End) -> str:
-        pieces = "".join(map(self._part, self._parts.end()))
+        pieces = "".join(map(self._part, self._parts.end(end.closing)))
         reason = "tool_calls" if self._calls and end.reason == "stop" else end.reason
         self._end = {"finish_reason": reason, "usage": usage(self._prompt, end.tokens)}
         return pieces + _FORMS._build_chunk_sse(self._id, model=self._model, **self._end) + DONE
@@ -53,7 +53,7 @@ class ChatAnswer:
         calls = [
             ChatCompletionMessageToolCall(
                 id=f"{self._id}_tool_call_{number}", type="function",
-                function={"name": call.name, "arguments": call.arguments},  # type: ignore[arg-type]
+                function={"name": call.name, "arguments": call.arguments},
             )
             for number, call in enumerate(self._calls)
         ]  # fmt: skip
@@ -68,7 +68,7 @@ class ChatAnswer:
             number = len(self._calls) - 1
             call = ChoiceDeltaToolCall(
                 index=number, type="function", id=f"{self._id}_tool_call_{number}",
-                function={"name": part.name, "arguments": part.arguments},  # type: ignore[arg-type]
+                function={"name": part.name, "arguments": part.arguments},
             )  # fmt: skip
             return _FORMS._build_chunk_sse(self._id, model=self._model, tool_calls=[call])
         if isinstance(part, ReasoningText):

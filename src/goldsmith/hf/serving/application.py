@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -63,7 +63,7 @@ def application(service: Service, batcher: Batcher, watched: WatchedFiles, hosts
         watched.check()
         if not batcher.alive:
             raise Refusal(UNAVAILABLE, "The server's computing thread has ended: start the server again.")
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", **batcher.state()})
 
     async def load_model(request: Request) -> Response:
         """What `transformers chat` asks first: the served models are always loaded, and no other is ever."""
@@ -91,34 +91,33 @@ def application(service: Service, batcher: Batcher, watched: WatchedFiles, hosts
 async def _answer(request: Request, begin: Callable[[object], Awaitable[tuple[Answer, Conversation]]]) -> Response:
     answer, conversation = await begin(await _body(request))
     conversation.submit()
-    events = conversation.events()
     try:
-        first = await _unless_gone(request, anext(events))
+        first = await _unless_gone(request, conversation.next_event())
         if conversation.stream:
             return EventStream(_stream(answer, conversation, first))
-        await _unless_gone(request, _collect(answer, events, first))
+        await _unless_gone(request, _collect(answer, conversation, first))
     except BaseException:
         conversation.cancel()
         raise
     return JSONResponse(answer.whole())
 
 
-async def _collect(answer: Answer, events: Any, first: Piece | End) -> None:
-    _piece(answer, first)
-    if not isinstance(first, End):
-        async for event in events:
-            _piece(answer, event)
+async def _collect(answer: Answer, conversation: Conversation, first: Piece | End) -> None:
+    event = first
+    _piece(answer, event)
+    while not isinstance(event, End):
+        event = await conversation.next_event()
+        _piece(answer, event)
 
 
-async def _stream(answer: Answer, conversation: Conversation, first: Piece | End) -> Any:
+async def _stream(answer: Answer, conversation: Conversation, first: Piece | End) -> AsyncGenerator[str, None]:
     """The chunks of a streamed answer; if the text fails, its end is an error."""
+    event = first
     try:
-        yield answer.begin() + _piece(answer, first)
-        if isinstance(first, End):
-            return
-        async for event in conversation.events():
-            chunk = _piece(answer, event)
-            if chunk:
+        yield answer.begin() + _piece(answer, event)
+        while not isinstance(event, End):
+            event = await conversation.next_event()
+            if chunk := _piece(answer, event):
                 yield chunk
     except Refusal as refusal:
         yield sse(refusal.to_dict())
@@ -133,7 +132,7 @@ def _piece(answer: Answer, event: Piece | End) -> str:
 class EventStream(StreamingResponse):
     """A stream that ends its generator at once when the client has gone."""
 
-    def __init__(self, chunks: Any) -> None:
+    def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         self._chunks = chunks
 
@@ -185,9 +184,10 @@ def _no_number(name: str) -> float:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert_refusal = error if isinstance(error, Refusal) else Refusal(500, "The server failed.")
-    headers = {"Retry-After": "1"} if assert_refusal.code == "server_busy" else None
-    return JSONResponse(assert_refusal.to_dict(), status_code=assert_refusal.status, headers=headers)
+    if not isinstance(error, Refusal):
+        raise error
+    headers = {"Retry-After": "1"} if error.status == UNAVAILABLE else None
+    return JSONResponse(error.to_dict(), status_code=error.status, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -26,14 +26,13 @@ BUSY = "server_busy"
 
 @dataclass(frozen=True)
 class Limits:
-    """parallel: texts that step together; context: tokens of one text with its prompt; queue: requests that wait;
-    room: bytes of keys and values of all running texts; token: bytes of one token."""
+    """parallel: texts that step together. context: tokens of one text with its prompt. tokens: of all running texts,
+    each counted with the longest one's. queue: requests that wait."""
 
     parallel: int
     context: int
+    tokens: int
     queue: int
-    room: int
-    token: int
 
 
 @dataclass
@@ -107,6 +106,12 @@ class Batcher:
             hook.remove()
         return not self._thread.is_alive()
 
+    def state(self) -> dict[str, int]:
+        """How many requests run and wait, and what was done so far."""
+        with self._changed:
+            waiting = len(self._waiting)
+            return {"running": len(self._open) - waiting, "waiting": waiting, **asdict(self.served)}
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
@@ -168,7 +173,7 @@ class Batcher:
                     return
                 texts = [*running, self._waiting[0]]
                 most = max(text.request.tokens for text in texts)
-                if running and len(texts) * most * self._limits.token > self._limits.room:
+                if running and len(texts) * most > self._limits.tokens:
                     return
                 text = self._waiting.popleft()
             with self._failing([text]):

@@ -93,16 +93,20 @@ class AnswerParts:
         begin, self._begin = self._begin, []
         return [*begin, *cast("list[Part]", response_events_to_chunks(self._parser.feed(text)))]
 
-    def end(self) -> list[Part]:
-        """The parts that the end of the text completes; an unfinished tool call is none."""
+    def end(self, closing: str) -> list[Part]:
+        """The parts that the end of the text completes, given the end token's text; an unfinished tool call is none.
+
+        The end token may close a part in the model's template. In a template of another model it would be content.
+        """
         if self._parser is None:
             return []
+        parts = self.add(closing)
         try:
             _, events = self._parser.finalize()
+            parts += cast("list[Part]", response_events_to_chunks(events))
         except (ValueError, RuntimeError):  # the text ended within a tool call
-            events = []
-        begin, self._begin = self._begin, []
-        return [*begin, *cast("list[Part]", response_events_to_chunks(events))]
+            pass
+        return [part for part in parts if isinstance(part, ToolCall) or part != closing]
 
 
 def _tools(tools: list[object] | None) -> dict[str, Any]:

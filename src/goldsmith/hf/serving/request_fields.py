@@ -61,8 +61,8 @@ def wrong(field: str, text: str) -> Refusal:
     return Refusal(BAD_REQUEST, f"{field}: {text}", field=field)
 
 
-def read_fields(body: object, known: set[str]) -> RequestFields:
-    """The shared fields of a body; raises Refusal for an unknown field, and for a value that is not supported."""
+def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str, object]]:
+    """The shared fields of a body, and the body; raises Refusal for an unknown field, and for a value that is not supported."""
     if not isinstance(body, dict):
         raise Refusal(BAD_REQUEST, f"The body is {KINDS.get(type(body), 'no object')}; expected a JSON object.")
     for field in body:
@@ -77,7 +77,7 @@ def read_fields(body: object, known: set[str]) -> RequestFields:
     options = field_of(body, "stream_options", dict, lambda value: not set(value) - {"include_usage"},
                        "only include_usage is supported")  # fmt: skip
     field_of(options or {}, "include_usage", bool)
-    return RequestFields(
+    fields = RequestFields(
         model=field_of(body, "model", str),
         max_tokens=field_of(body, limit, int, lambda value: value >= 1, "expected at least 1"),
         temperature=field_of(body, "temperature", float, lambda value: 0 <= value <= 100, "expected 0 to 100"),
@@ -87,6 +87,7 @@ def read_fields(body: object, known: set[str]) -> RequestFields:
         stop=_stops(body.get("stop")),
         stream=bool(field_of(body, "stream", bool)),
     )
+    return fields, body
 
 
 def field_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,11 @@ class CacheKind:
         self.alone = not type(model).__name__.endswith("ForCausalLM")
         self.joined = kinds <= {DynamicLayer} and not self.alone
         self.chunked = kinds <= {DynamicLayer, DynamicSlidingWindowLayer} and not self.alone
+
+
+def _layers(cache: DynamicCache) -> list[Any]:
+    """Its layers, whose classes have no common type with keys and values."""
+    return cast("list[Any]", cache.layers)
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
@@ -61,7 +66,7 @@ class Rows:
     def join(self, other: Rows) -> None:
         """Adds the rows of another batch."""
         mine, theirs = self._width, other._width
-        for layer, more in zip(self.cache.layers, other.cache.layers):
+        for layer, more in zip(_layers(self.cache), _layers(other.cache)):
             for name in ("keys", "values"):
                 both = (
                     pad(getattr(layer, name), (0, 0, max(0, theirs - mine), 0)),
@@ -85,7 +90,7 @@ class Rows:
         single = []
         for row, text in enumerate(self.texts):
             cache = DynamicCache()
-            for index, layer in enumerate(self.cache.layers):
+            for index, layer in enumerate(_layers(self.cache)):
                 cache.update(layer.keys[row : row + 1], layer.values[row : row + 1], index)
             rows = Rows([text], cache)
             rows._cut(rows._width, left=True)
@@ -97,14 +102,14 @@ class Rows:
         return max(len(text.ids) - 1 for text in self.texts)
 
     def _select(self, cache: DynamicCache, at: Sequence[int]) -> None:
-        width, index = self._width, torch.tensor(at, device=cache.layers[0].keys.device)
-        for layer in cache.layers:
+        width, index = self._width, torch.tensor(at, device=_layers(cache)[0].keys.device)
+        for layer in _layers(cache):
             layer.keys = layer.keys.index_select(0, index)[..., -width:, :].contiguous()
             layer.values = layer.values.index_select(0, index)[..., -width:, :].contiguous()
 
     def _cut(self, width: int, *, left: bool = False) -> None:
         """Drops what a step that failed left behind in some of the layers."""
-        for layer in self.cache.layers:
+        for layer in _layers(self.cache):
             if type(layer) is DynamicLayer and layer.get_seq_length() > width:
                 at = slice(-width, None) if left else slice(None, width)
                 layer.keys, layer.values = layer.keys[..., at, :], layer.values[..., at, :]
@@ -121,7 +126,7 @@ def forward(
     return output.logits[:, -1].float()
 
 
-_TAKES: dict[type, bool] = {}
+_TAKES: dict[type, bool] = {}  # by class of model
 
 
 def _takes_logits_to_keep(kind: type) -> bool:

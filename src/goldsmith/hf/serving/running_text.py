@@ -58,10 +58,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class End:
-    """The end of the text; `reason` is "stop" or "length"."""
+    """The end of the text; `reason` is "stop" or "length". closing: the end token's text, if special tokens count"""
 
     reason: str
     tokens: int
+    closing: str = ""
 
 
 Event = Piece | End | Refusal
@@ -86,7 +87,7 @@ class RunningText:
     def begin(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Prepares sampling and decoding, in the thread of the steps."""
         request, wish = self.request, self.request.sampling
-        self.ids = list(request.ids)
+        self.ids, self._tokenizer = list(request.ids), tokenizer
         config, self._stop_ids = sampling_config(
             model, tokenizer, max_new_tokens=wish.max_new_tokens, temperature=wish.temperature, top_p=wish.top_p,
             top_k=wish.top_k,
@@ -116,14 +117,18 @@ class RunningText:
         complete = at_stop or self.new_tokens >= self.request.sampling.max_new_tokens
         if complete:
             piece += self._text.end()
-        text = self._stops.add(piece)
+        closing = self._token_text(token) if at_stop and self.request.special else ""
+        text = self._stops.add(piece.removesuffix(closing))
         if complete:
             text += self._stops.end()
         if text:
             self.listener(Piece(text, self.new_tokens))
         if complete or self._stops.found:
             self.ended = True
-            self.listener(End("stop" if at_stop or self._stops.found else "length", self.new_tokens))
+            self.listener(End("stop" if at_stop or self._stops.found else "length", self.new_tokens, closing))
+
+    def _token_text(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def fail(self, refusal: Refusal) -> None:
         if not self.ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,7 @@ class Service:
 
     def _read(self, body: object, chat: bool) -> tuple[TextRequest, Answer, bool]:
         """The request in a body, and an empty answer to it; raises Refusal."""
-        body = _with_generation_config(body)
-        fields = read_fields(body, CHAT if chat else COMPLETIONS)
+        fields, body = read_fields(_with_generation_config(body), CHAT if chat else COMPLETIONS)
         name, adapter = self._served(fields.model)
         tools = None
         if chat:
@@ -122,7 +121,7 @@ class Service:
 
 
 class Conversation:
-    """One request from its submission to its end; iterating gives its events, and leaving it cancels the text."""
+    """One request from its submission to its end, for the event loop of the server."""
 
     def __init__(self, batcher: Batcher, request: TextRequest, stream: bool) -> None:
         self._batcher, self._loop, self.stream = batcher, asyncio.get_running_loop(), stream
@@ -141,15 +140,12 @@ class Conversation:
     def cancel(self) -> None:
         self._batcher.cancel(self.text)
 
-    async def events(self) -> AsyncIterator[Piece | End]:
-        """The pieces and the end; raises Refusal when the text fails."""
-        while True:
-            event = await self._events.get()
-            if isinstance(event, Refusal):
-                raise event
-            yield event
-            if isinstance(event, End):
-                return
+    async def next_event(self) -> Piece | End:
+        """The next piece, or the end; raises Refusal when the text fails."""
+        event = await self._events.get()
+        if isinstance(event, Refusal):
+            raise event
+        return event
 
 
 def _with_generation_config(body: object) -> Any:

@@ -32,7 +32,7 @@ class WatchedFiles:
         if self._changed is not None:
             raise Refusal(
                 UNAVAILABLE,
-                f"{self._changed} was changed while the server runs, so its text could be wrong: start the server again.",
+                f"{self._changed} has changed since the server started, and its text could be wrong: start it again.",
                 code="files_changed",
             )
 
