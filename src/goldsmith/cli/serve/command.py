@@ -92,7 +92,8 @@ def _serve(
             note_differences(offloaded, arguments, show)
             limits = _within_memory(limits, arguments, offloaded, show)
         places = [place, *map(Path, folders.values())]
-        server = ModelServer(offloaded, tokenizer, limits, names, [path for path in places if path.exists()])
+        places = [path for path in places if path.exists()]
+        server = ModelServer(offloaded, tokenizer, limits, names, places, show.failed)
         stack.callback(server.close)
         ready = _Ready(arguments, list(names), limits, offloaded, listener, show, bool(tokenizer.chat_template), needs)
         hosts = [arguments.host, "localhost", "127.0.0.1", "[::1]"] if is_loopback(arguments.host) else None

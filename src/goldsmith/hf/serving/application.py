@@ -18,12 +18,13 @@ from starlette.routing import Route
 
 from .answers import Answer, sse
 from .batcher import Batcher
-from .refusals import BAD_REQUEST, NOT_FOUND, TOO_LARGE, UNAVAILABLE, Refusal
+from .refusals import BAD_REQUEST, FAILED, NOT_FOUND, TOO_LARGE, UNAVAILABLE, Refusal
 from .running_text import End, Piece
 from .service import Conversation, Service
 from .watched_files import WatchedFiles
 
 BODY = 8 * 2**20  # bytes of a request
+IGNORED = 16 * BODY  # of a larger request this much is read and dropped: a client that still sends hears no answer
 PATIENCE = 60.0  # seconds for a request's body to arrive
 Result = TypeVar("Result")
 
@@ -32,8 +33,14 @@ class ClientGone(Exception):
     """The client has closed the connection."""
 
 
-def application(service: Service, batcher: Batcher, watched: WatchedFiles, hosts: Sequence[str] | None) -> Starlette:
-    """The server's application. hosts: the names under which it may be called; None: any.
+def application(
+    service: Service,
+    batcher: Batcher,
+    watched: WatchedFiles,
+    hosts: Sequence[str] | None,
+    report: Callable[[str], None],
+) -> Starlette:
+    """The server's application. hosts: the names under which it may be called, None: any. report: gets our faults.
 
     Names are checked on a loopback address, where a page in the user's browser could call the server under a name of
     its own that leads there.
@@ -73,6 +80,10 @@ def application(service: Service, batcher: Batcher, watched: WatchedFiles, hosts
             raise Refusal(NOT_FOUND, f"The model {name!r} is not served here; served: {', '.join(service.names)}.")
         return Response(sse({"status": "ready", "model": name, "cached": True}), media_type="text/event-stream")
 
+    async def failed(request: Request, error: Exception) -> Response:
+        report(f"{request.method} {request.url.path} failed: {type(error).__name__}: {error}")
+        return JSONResponse(Refusal(FAILED, "The server failed: see its output.").to_dict(), status_code=FAILED)
+
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))] if hosts is not None else []
     return Starlette(
         routes=[
@@ -84,7 +95,10 @@ def application(service: Service, batcher: Batcher, watched: WatchedFiles, hosts
             Route("/load_model", load_model, methods=["POST"]),
         ],
         middleware=middleware,
-        exception_handlers={Refusal: _refused, HTTPException: _http_error, ClientGone: _gone, ClientDisconnect: _gone},
+        exception_handlers={
+            Refusal: _refused, HTTPException: _http_error, ClientGone: _gone, ClientDisconnect: _gone,
+            Exception: failed,
+        },
     )  # fmt: skip
 
 
@@ -165,13 +179,17 @@ async def _body(request: Request) -> object:
     """The JSON of a request; raises Refusal for another type, for too much, and for what is no JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refusal(BAD_REQUEST, "The request needs the header Content-Type: application/json.")
-    data = bytearray()
+    data, length = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
             async for chunk in request.stream():
-                data += chunk
-                if len(data) > BODY:
-                    raise Refusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
+                length += len(chunk)
+                if length <= BODY:
+                    data += chunk
+                elif length > IGNORED:
+                    break
+        if length > BODY:
+            raise Refusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
         return json.loads(data, parse_constant=_no_number)
     except TimeoutError as error:
         raise Refusal(408, f"The request's body did not arrive within {PATIENCE:.0f} s.") from error

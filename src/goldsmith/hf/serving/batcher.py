@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -55,7 +55,15 @@ class Batcher:
     adapter has its turn. A step that fails is repeated for every text alone, so that it fails only for its cause.
     """
 
-    def __init__(self, offloaded: Offloaded, tokenizer: Tokenizer, limits: Limits, watched: WatchedFiles) -> None:
+    def __init__(
+        self,
+        offloaded: Offloaded,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        watched: WatchedFiles,
+        report: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self._report = report
         self._offloaded, self._model, self._tokenizer = offloaded, offloaded.model, tokenizer
         self._limits, self._watched, self._caches = limits, watched, CacheKind(offloaded.model)
         self.parallel = 1 if self._caches.alone else limits.parallel
@@ -101,7 +109,8 @@ class Batcher:
 
     def join(self, seconds: float) -> bool:
         """Waits for the thread's end; returns whether it has ended."""
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
         for hook in self._hooks:
             hook.remove()
         return not self._thread.is_alive()
@@ -276,7 +285,9 @@ class Batcher:
         self.served.answered += text.ended
 
     def _fail(self, text: RunningText, refusal: Refusal) -> None:
-        self.served.failed += not text.ended
+        if not text.ended:
+            self.served.failed += 1
+            self._report(refusal.sentence)
         text.fail(refusal)
 
     def _interrupt(self, module: object, arguments: object) -> None:

@@ -14,6 +14,7 @@ from transformers.cli.serving.utils import (
     ReasoningText,
     ToolCall,
     build_response_parser,
+    get_response_template,
     response_events_to_chunks,
 )
 
@@ -79,7 +80,8 @@ class AnswerParts:
     def __init__(
         self, model: PreTrainedModel, tokenizer: Tokenizer, ids: Sequence[int], tools: list[object] | None
     ) -> None:
-        self._parser = build_response_parser(tokenizer, model, list(ids), **_tools(tools))
+        own = _fits(tokenizer, model, ids)
+        self._parser = build_response_parser(tokenizer, model, list(ids), **_tools(tools)) if own else None
         self._begin: list[Part] = response_events_to_chunks(self._parser.initial_events) if self._parser else []
 
     @property
@@ -107,6 +109,15 @@ class AnswerParts:
         except (ValueError, RuntimeError):  # the text ended within a tool call
             pass
         return [part for part in parts if isinstance(part, ToolCall) or part != closing]
+
+
+def _fits(tokenizer: Tokenizer, model: PreTrainedModel, ids: Sequence[int]) -> bool:
+    """Whether the response template belongs to this prompt: where its anchor is missing, transformers takes the whole
+    prompt for a part of the answer (it chooses templates by the model's type, whatever the tokenizer)."""
+    template = get_response_template(tokenizer, model) or {}
+    anchors = template.get("start_anchor") or []
+    prompt = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return not anchors or any(anchor in prompt for anchor in ([anchors] if isinstance(anchors, str) else anchors))
 
 
 def _tools(tools: list[object] | None) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def wrong(field: str, text: str) -> Refusal:
 
 
 def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str, object]]:
-    """The shared fields of a body, and the body; raises Refusal for an unknown field, and for a value that is not supported."""
+    """The shared fields of a body, and the body; raises Refusal for an unknown field or a value not supported."""
     if not isinstance(body, dict):
         raise Refusal(BAD_REQUEST, f"The body is {KINDS.get(type(body), 'no object')}; expected a JSON object.")
     for field in body:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -129,7 +129,7 @@ def forward(
 _TAKES: dict[type, bool] = {}  # by class of model
 
 
-def _takes_logits_to_keep(kind: type) -> bool:
+def _takes_logits_to_keep(kind: type[nn.Module]) -> bool:
     if kind not in _TAKES:
         _TAKES[kind] = "logits_to_keep" in inspect.signature(kind.forward).parameters
     return _TAKES[kind]

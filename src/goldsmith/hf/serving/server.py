@@ -27,14 +27,16 @@ BACKLOG = 128
 
 
 class ModelServer:
-    """Serves an offloaded model. names: {name in requests: adapter or None}; places: folders whose files are watched"""
+    """Serves an offloaded model. names: {name in requests: adapter or None}; places: folders whose files are watched;
+    report: gets a sentence about each failure."""
 
     def __init__(
         self, offloaded: Offloaded, tokenizer: Tokenizer, limits: Limits, names: Mapping[str, str | None],
-        places: Sequence[Path],
+        places: Sequence[Path], report: Callable[[str], None],
     ) -> None:  # fmt: skip
+        self._report = report
         self._watched = WatchedFiles(offloaded.engine.store, places)
-        self._batcher = Batcher(offloaded, tokenizer, limits, self._watched)
+        self._batcher = Batcher(offloaded, tokenizer, limits, self._watched, report)
         self._service = Service(offloaded.model, tokenizer, self._batcher, limits, names)
 
     @property
@@ -44,8 +46,9 @@ class ModelServer:
     def run(self, listener: socket.socket, hosts: Sequence[str] | None, ready: Callable[[], None]) -> None:
         """Answers requests until Ctrl-C, SIGTERM or SIGHUP; calls `ready` once it listens."""
         config = uvicorn.Config(
-            application(self._service, self._batcher, self._watched, hosts), log_level="error", access_log=False,
-            lifespan="off", ws="none", timeout_graceful_shutdown=int(LAST_ANSWERS), backlog=BACKLOG,
+            application(self._service, self._batcher, self._watched, hosts, self._report),
+            log_level="critical", access_log=False, lifespan="off", ws="none",
+            timeout_graceful_shutdown=int(LAST_ANSWERS), backlog=BACKLOG,
             server_header=False,
         )  # fmt: skip
         self._batcher.start()

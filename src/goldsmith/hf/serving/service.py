@@ -100,8 +100,8 @@ class Service:
         most = self._limits.context
         if prompt >= most:
             raise Refusal(
-                BAD_REQUEST, f"The prompt has {prompt:,} tokens, but this server takes at most {most:,}, of which one "
-                "is left for the text: shorten the prompt.", code="context_length_exceeded",
+                BAD_REQUEST, f"The prompt has {prompt:,} tokens, but this server takes at most {most:,}, one of "
+                "them for the text: shorten the prompt.", code="context_length_exceeded",
             )  # fmt: skip
         new = fields.max_tokens or min(NEW_TOKENS, most - prompt)
         if prompt + new > most:
