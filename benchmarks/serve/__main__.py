@@ -36,7 +36,6 @@ TOKENS, PARALLEL, TURNS = 64, 16, 3
 CLIENTS = {1: 2, 4: 1, 16: 1}  # clients -> requests of each
 ALIKE = 64  # tokens of the text that is compared: in bfloat16 two logits may tie
 OURS = "goldsmith serve"
-SLOW = "transformers serve --continuous-batching"  # measured with --only, because it takes minutes
 
 
 @dataclass
@@ -57,7 +56,7 @@ def peers(llama: Path | None, folder: Path) -> Iterator[Peer]:
     yield Peer("goldsmith serve --parallel 1", [*ours, "--parallel", "1"], MODEL.name)
     theirs = [*python, "transformers.cli.transformers", "serve", str(MODEL), "--device", "cpu", "--port", "{port}"]
     yield Peer("transformers serve", theirs, str(MODEL))
-    yield Peer(SLOW, [*theirs, "--continuous-batching"], str(MODEL))
+    yield Peer("transformers serve --continuous-batching", [*theirs, "--continuous-batching"], str(MODEL))
     if llama is not None:
         gguf_model.write(MODEL, folder / "model.gguf")
         server = [str(llama / "bin" / "llama-server"), "-m", str(folder / "model.gguf"), "--port", "{port}"]
@@ -106,8 +105,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that no server is left behind
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        chosen = arguments.only or [peer.label for peer in peers(arguments.llama, folder) if peer.label != SLOW]
-        servers = [peer for peer in peers(arguments.llama, folder) if peer.label in chosen]
+        servers = [
+            peer for peer in peers(arguments.llama, folder) if not arguments.only or peer.label in arguments.only
+        ]
         for number, peer in enumerate(servers):
             stack.enter_context(running(peer, folder / f"{number}.log"))
         rows = measured(servers, arguments.clients, arguments.tokens, arguments.turns)
@@ -116,7 +116,7 @@ def main() -> None:
     if arguments.write:
         if arguments.only and RESULTS.exists():
             before = json.loads(RESULTS.read_text())
-            others = [row for row in before["rows"] if row["server"] not in chosen]
+            others = [row for row in before["rows"] if row["server"] not in arguments.only]
             content = {"conditions": before["conditions"], "rows": others + rows}
         RESULTS.write_text(json.dumps(content, indent=1) + "\n")
 

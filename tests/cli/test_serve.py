@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from cli.finetune_tools import tiny_model, tiny_tokenizer
 from goldsmith.cli import app
 from hf.models import randomise
+from repo.tree import ROOT
 
 CONTEXT = 256
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -261,6 +263,15 @@ def test_models_are_listed_and_transformers_chat_finds_them(server):
     wish = json.dumps({"do_sample": False, "max_new_tokens": 5, "transformers_version": "5.23.0"})
     asked = server.client.chat.completions.create(model="tiny", messages=HELLO, extra_body={"generation_config": wish})
     assert asked.usage.completion_tokens == 5
+
+
+def test_the_clients_of_the_page_work(server, capsys):
+    page = (ROOT / "docs" / "serve.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(block.replace("http://127.0.0.1:8000/v1", server.ready["url"]).replace("shakespeare-moe", "tiny"), {})
+    assert capsys.readouterr().out.count("32") >= 1
+    addresses = re.findall(r"^\| `(?:GET|POST) (/\S+)`", page, re.M)
+    assert addresses == ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health"]
 
 
 def test_a_client_that_disconnects_costs_no_further_steps(server):

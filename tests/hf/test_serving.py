@@ -13,8 +13,8 @@ import torch
 from cli.finetune_tools import tiny_model, tiny_tokenizer
 from goldsmith.hf.experts_spec import experts_modules
 from goldsmith.hf.offload.generation import Generation, encoded, generate
-from goldsmith.hf.serving.batcher import Batcher, Limits
-from goldsmith.hf.serving.refusals import Refusal
+from goldsmith.hf.serving.batcher import Batcher, ServingLimits
+from goldsmith.hf.serving.refusals import RequestRefusal
 from goldsmith.hf.serving.request_fields import COMPLETIONS, read_fields
 from goldsmith.hf.serving.rows import CacheKind
 from goldsmith.hf.serving.running_text import End, RunningText, Sampling, TextRequest
@@ -23,7 +23,7 @@ from goldsmith.hf.serving.watched_files import WatchedFiles
 from goldsmith.offload import offload
 from hf import models
 
-LIMITS = Limits(parallel=4, context=256, tokens=1024, queue=8)
+LIMITS = ServingLimits(parallel=4, context=256, tokens=1024, queue=8)
 PROMPTS = ("Shall I compare", "Thou", "Rough winds do shake the darling buds")
 
 
@@ -58,7 +58,7 @@ class Run:
         return generation.outputs[0].text
 
     def close(self):
-        self.batcher.stop(Refusal(503, "The test has ended."))
+        self.batcher.stop(RequestRefusal(503, "The test has ended."))
         assert self.batcher.join(20)
         self.watched.close()
         self.offloaded.close()
@@ -69,7 +69,7 @@ def whole(text):
     pieces = ""
     while True:
         event = text.heard.get(timeout=30)
-        if isinstance(event, Refusal):
+        if isinstance(event, RequestRefusal):
             return event
         if isinstance(event, End):
             return pieces
@@ -99,7 +99,7 @@ def test_texts_that_share_steps_are_those_of_generate(family, tmp_path):
     sizes = models.COMMON | options | more | {"vocab_size": len(tiny_tokenizer()), "max_position_embeddings": 2048}
     torch.manual_seed(0)
     model = getattr(transformers, kind)(getattr(transformers, name)(**sizes)).eval()
-    run = Run(model, tmp_path, limits=Limits(4, 2048, 8192, 8))
+    run = Run(model, tmp_path, limits=ServingLimits(4, 2048, 8192, 8))
     try:
         assert CacheKind(run.offloaded.model).joined == (family != "gpt_oss")
         prompts = [*PROMPTS, "long " * 150]
@@ -167,23 +167,23 @@ def test_a_prompt_under_way_ends_between_two_layers(run):
     entered.get(timeout=10)
     assert not reached
     begun = time.monotonic()
-    run.batcher.stop(Refusal(503, "The server is ending."))
+    run.batcher.stop(RequestRefusal(503, "The server is ending."))
     assert whole(later).sentence == "The server is ending." and time.monotonic() - begun < 0.2
     assert run.batcher.join(10) and not reached
-    with pytest.raises(Refusal, match="The server is ending"):
+    with pytest.raises(RequestRefusal, match="The server is ending"):
         run.text(PROMPTS[0])
     for hook in hooks:
         hook.remove()
 
 
 def test_a_full_queue_is_refused_and_requests_wait_for_room(tmp_path):
-    run = Run(tiny_model(len(tiny_tokenizer())), tmp_path, limits=Limits(2, 128, 128, 3))
+    run = Run(tiny_model(len(tiny_tokenizer())), tmp_path, limits=ServingLimits(2, 128, 128, 3))
     try:
         want = run.generated("Thou", 60)
         seen = []
         hook = during(run.offloaded.model, lambda rows: seen.append(rows.shape[0]))
         texts = []
-        with pytest.raises(Refusal, match="3 requests are waiting already: try again later") as caught:
+        with pytest.raises(RequestRefusal, match="3 requests are waiting already: try again later") as caught:
             for _ in range(20):
                 texts.append(run.text("Thou", 60))
         assert caught.value.status == 503
@@ -216,7 +216,7 @@ def test_a_file_that_changes_under_the_server_ends_its_texts(which, tmp_path):
         assert refusal.sentence.endswith(
             "has changed since the server started, and its text could be wrong: start it again."
         )
-        with pytest.raises(Refusal, match="has changed"):
+        with pytest.raises(RequestRefusal, match="has changed"):
             run.text("Thou")
     finally:
         run.close()
@@ -244,5 +244,5 @@ def test_a_stop_string_is_found_across_pieces(cut):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, [], {}, "1"])
 def test_a_field_of_another_type_is_refused(value):
     for field in ("temperature", "top_p", "max_tokens", "seed", "top_k"):
-        with pytest.raises(Refusal, match=field):
+        with pytest.raises(RequestRefusal, match=field):
             read_fields({"prompt": "x", field: value}, COMPLETIONS)

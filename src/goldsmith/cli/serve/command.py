@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ...hf.offload.memory_needs import MemoryNeeds
-    from ...hf.serving.batcher import Limits
+    from ...hf.serving.batcher import ServingLimits
     from ...offload.attach import Offloaded
 
 EACH = 4096  # tokens for which memory is kept, for each request that computes
@@ -106,7 +106,7 @@ class _Ready:
     """Prints what the server is and where it listens, once it does."""
 
     def __init__(
-        self, arguments: ServeArguments, names: list[str], limits: Limits, offloaded: Offloaded,
+        self, arguments: ServeArguments, names: list[str], limits: ServingLimits, offloaded: Offloaded,
         listener: socket.socket, show: ServeDisplay, chat: bool, needs: list[MemoryNeeds],
     ) -> None:  # fmt: skip
         self._arguments, self._names, self._limits, self._offloaded = arguments, names, limits, offloaded
@@ -157,8 +157,8 @@ def _listener(arguments: ServeArguments) -> socket.socket:
     return listener
 
 
-def _limits(arguments: ServeArguments, config: PreTrainedConfig) -> Limits:
-    from ...hf.serving.batcher import Limits
+def _limits(arguments: ServeArguments, config: PreTrainedConfig) -> ServingLimits:
+    from ...hf.serving.batcher import ServingLimits
 
     most: int | None = getattr(config, "max_position_embeddings", None)
     context = arguments.context or most or POSITIONS
@@ -170,15 +170,17 @@ def _limits(arguments: ServeArguments, config: PreTrainedConfig) -> Limits:
     if arguments.context is None and arguments.total_tokens is not None:
         context = min(context, arguments.total_tokens)
     tokens = arguments.total_tokens or max(context, arguments.parallel * min(EACH, context))
-    return Limits(arguments.parallel, context, tokens, arguments.queue)
+    return ServingLimits(arguments.parallel, context, tokens, arguments.queue)
 
 
-def _within_memory(limits: Limits, arguments: ServeArguments, offloaded: Offloaded, show: ServeDisplay) -> Limits:
+def _within_memory(
+    limits: ServingLimits, arguments: ServeArguments, offloaded: Offloaded, show: ServeDisplay
+) -> ServingLimits:
     """The limits, smaller if their keys and values do not fit in the memory that is free after loading."""
     import torch
 
     from ...hf.offload.budget import cache_bytes
-    from ...hf.serving.batcher import Limits
+    from ...hf.serving.batcher import ServingLimits
     from ...offload.memory.host_memory import memory_free
 
     model: Any = offloaded.model
@@ -191,4 +193,4 @@ def _within_memory(limits: Limits, arguments: ServeArguments, offloaded: Offload
         given = f"--total-tokens {limits.tokens:,}" if arguments.total_tokens else f"--context {limits.context:,}"
         raise Failure(f"{given} does not fit: there is memory for keys and values of {max(0, fit):,} tokens.")
     show.note(f"There is memory for keys and values of {fit:,} tokens, not of {limits.tokens:,}.")
-    return Limits(limits.parallel, min(limits.context, fit), fit, limits.queue)
+    return ServingLimits(limits.parallel, min(limits.context, fit), fit, limits.queue)

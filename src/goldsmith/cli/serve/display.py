@@ -15,7 +15,7 @@ from ..terminal import count, size
 
 if TYPE_CHECKING:
     from ...hf.offload.memory_needs import MemoryNeeds
-    from ...hf.serving.batcher import Limits, Served
+    from ...hf.serving.batcher import Served, ServingLimits
     from ...offload.memory.host_memory import ProcessMemory
 
 LABEL, WIDTH = 9, 80
@@ -39,7 +39,7 @@ class ServeDisplay(GenerateDisplay):
             self.note("The store does not fit in memory as well: experts will be read from the disk again and again.")
 
     def listens(
-        self, url: str, names: Sequence[str], limits: Limits, memory: ProcessMemory, gpu: int | None, chat: bool
+        self, url: str, names: Sequence[str], limits: ServingLimits, memory: ProcessMemory, gpu: int | None, chat: bool
     ) -> None:
         """The server is ready: memory as measured, the address, and a command to try."""
         device = "" if gpu is None else f", and {size(gpu)} of the GPU"

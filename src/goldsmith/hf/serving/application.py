@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from .answers import Answer, sse
 from .batcher import Batcher
-from .refusals import BAD_REQUEST, FAILED, NOT_FOUND, TOO_LARGE, UNAVAILABLE, Refusal
+from .refusals import BAD_REQUEST, FAILED, TOO_LARGE, UNAVAILABLE, RequestRefusal
 from .running_text import End, Piece
 from .service import Conversation, Service
 from .watched_files import WatchedFiles
@@ -62,14 +62,13 @@ def application(
     async def one_model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in service.names:
-            raise Refusal(NOT_FOUND, f"The model {name!r} is not served here; served: {', '.join(service.names)}.",
-                          code="model_not_found")  # fmt: skip
+            raise service.unknown(name)
         return JSONResponse(model(name))
 
     async def health(request: Request) -> Response:
         watched.check()
         if not batcher.alive:
-            raise Refusal(UNAVAILABLE, "The server's computing thread has ended: start the server again.")
+            raise RequestRefusal(UNAVAILABLE, "The server's computing thread has ended: start the server again.")
         return JSONResponse({"status": "ok", **batcher.state()})
 
     async def load_model(request: Request) -> Response:
@@ -77,12 +76,12 @@ def application(
         body = await _body(request)
         name = body.get("model") if isinstance(body, dict) else None
         if name not in service.names:
-            raise Refusal(NOT_FOUND, f"The model {name!r} is not served here; served: {', '.join(service.names)}.")
+            raise service.unknown(name)
         return Response(sse({"status": "ready", "model": name, "cached": True}), media_type="text/event-stream")
 
     async def failed(request: Request, error: Exception) -> Response:
         report(f"{request.method} {request.url.path} failed: {type(error).__name__}: {error}")
-        return JSONResponse(Refusal(FAILED, "The server failed: see its output.").to_dict(), status_code=FAILED)
+        return JSONResponse(RequestRefusal(FAILED, "The server failed: see its output.").to_dict(), status_code=FAILED)
 
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))] if hosts is not None else []
     return Starlette(
@@ -96,7 +95,7 @@ def application(
         ],
         middleware=middleware,
         exception_handlers={
-            Refusal: _refused, HTTPException: _http_error, ClientGone: _gone, ClientDisconnect: _gone,
+            RequestRefusal: _refused, HTTPException: _http_error, ClientGone: _gone, ClientDisconnect: _gone,
             Exception: failed,
         },
     )  # fmt: skip
@@ -133,7 +132,7 @@ async def _stream(answer: Answer, conversation: Conversation, first: Piece | End
             event = await conversation.next_event()
             if chunk := _piece(answer, event):
                 yield chunk
-    except Refusal as refusal:
+    except RequestRefusal as refusal:
         yield sse(refusal.to_dict())
     finally:
         conversation.cancel()
@@ -176,9 +175,9 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _body(request: Request) -> object:
-    """The JSON of a request; raises Refusal for another type, for too much, and for what is no JSON."""
+    """The JSON of a request; raises RequestRefusal for another type, for too much, and for what is no JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(BAD_REQUEST, "The request needs the header Content-Type: application/json.")
+        raise RequestRefusal(BAD_REQUEST, "The request needs the header Content-Type: application/json.")
     data, length = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
@@ -189,12 +188,12 @@ async def _body(request: Request) -> object:
                 elif length > IGNORED:
                     break
         if length > BODY:
-            raise Refusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
+            raise RequestRefusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
         return json.loads(data, parse_constant=_no_number)
     except TimeoutError as error:
-        raise Refusal(408, f"The request's body did not arrive within {PATIENCE:.0f} s.") from error
+        raise RequestRefusal(408, f"The request's body did not arrive within {PATIENCE:.0f} s.") from error
     except (ValueError, RecursionError) as error:
-        raise Refusal(BAD_REQUEST, f"The body is not JSON: {str(error) or 'nested too deeply'}.") from error
+        raise RequestRefusal(BAD_REQUEST, f"The body is not JSON: {str(error) or 'nested too deeply'}.") from error
 
 
 def _no_number(name: str) -> float:
@@ -202,7 +201,7 @@ def _no_number(name: str) -> float:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    if not isinstance(error, Refusal):
+    if not isinstance(error, RequestRefusal):
         raise error
     headers = {"Retry-After": "1"} if error.status == UNAVAILABLE else None
     return JSONResponse(error.to_dict(), status_code=error.status, headers=headers)
@@ -212,7 +211,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     known = "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health"
     method = f"{request.method} {request.url.path}"
-    return JSONResponse(Refusal(status, f"There is no {method} here; there is: {known}.").to_dict(), status_code=status)
+    return JSONResponse(
+        RequestRefusal(status, f"There is no {method} here; there is: {known}.").to_dict(), status_code=status
+    )
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ import torch
 from ...offload.attach import Offloaded
 from ..experts_spec import experts_modules
 from ..model_types import Tokenizer
-from .refusals import UNAVAILABLE, Refusal
+from .refusals import UNAVAILABLE, RequestRefusal
 from .rows import CacheKind, Rows, forward, new_cache
 from .running_text import RunningText
 from .step_errors import STEP_ERRORS, refusal_of
@@ -25,7 +25,7 @@ BUSY = "server_busy"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServingLimits:
     """parallel: texts that step together. context: tokens of one text with its prompt. tokens: of all running texts,
     each counted with the longest one's. queue: requests that wait."""
 
@@ -59,7 +59,7 @@ class Batcher:
         self,
         offloaded: Offloaded,
         tokenizer: Tokenizer,
-        limits: Limits,
+        limits: ServingLimits,
         watched: WatchedFiles,
         report: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -73,7 +73,7 @@ class Batcher:
         self._prompts: list[tuple[RunningText, Rows]] = []  # texts whose prompt is being computed
         self._batches: list[Rows] = []
         self._changed = threading.Condition()
-        self._stopping: Refusal | None = None
+        self._stopping: RequestRefusal | None = None
         self._alone: RunningText | None = None  # the only text of the call under way
         self._hooks = [m.register_forward_pre_hook(self._interrupt) for _, m in experts_modules(self._model)]
         self._thread = threading.Thread(target=self._run, name="goldsmith steps", daemon=True)
@@ -82,14 +82,14 @@ class Batcher:
         self._thread.start()
 
     def submit(self, text: RunningText) -> None:
-        """Puts a text into the queue; raises Refusal if that is full or the server is ending."""
+        """Puts a text into the queue; raises RequestRefusal if that is full or the server is ending."""
         self._watched.check()
         with self._changed:
             if self._stopping is not None:
                 raise self._stopping
             if len(self._waiting) >= self._limits.queue:
-                raise Refusal(UNAVAILABLE, f"{self._limits.queue} requests are waiting already: try again later.",
-                              code=BUSY)  # fmt: skip
+                sentence = f"{self._limits.queue} requests are waiting already: try again later."
+                raise RequestRefusal(UNAVAILABLE, sentence, code=BUSY)
             self._open.append(text)
             self._waiting.append(text)
             self._changed.notify()
@@ -98,7 +98,7 @@ class Batcher:
         """Nobody waits for the text any more: it costs no further step."""
         text.cancelled = True
 
-    def stop(self, refusal: Refusal) -> None:
+    def stop(self, refusal: RequestRefusal) -> None:
         """Ends all texts with this answer, and the call under way at its next layer."""
         with self._changed:
             self._stopping = refusal
@@ -126,7 +126,7 @@ class Batcher:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        reason = Refusal(UNAVAILABLE, "The server's computing thread has ended: start the server again.")
+        reason = RequestRefusal(UNAVAILABLE, "The server's computing thread has ended: start the server again.")
         try:
             with torch.no_grad():
                 while self._wait():
@@ -146,7 +146,7 @@ class Batcher:
         self._forget()
         try:
             self._watched.check()
-        except Refusal as refusal:
+        except RequestRefusal as refusal:
             self._drop_all(refusal)
             return
         self._admit()
@@ -165,7 +165,7 @@ class Batcher:
             rows.keep([text for text in rows.texts if not text.cancelled and not text.ended])
         self._batches = [rows for rows in self._batches if rows.texts]
 
-    def _drop_all(self, refusal: Refusal) -> None:
+    def _drop_all(self, refusal: RequestRefusal) -> None:
         with self._changed:
             texts = list(self._open)
             self._waiting.clear()
@@ -245,7 +245,7 @@ class Batcher:
     def _recover(self, rows: Rows, error: BaseException) -> None:
         """After a step that failed: the rows one by one, so that only those fail that are the cause."""
         self._batches = [batch for batch in self._batches if batch is not rows]
-        if len(rows.texts) == 1 or not self._caches.joined or isinstance(error, Refusal):
+        if len(rows.texts) == 1 or not self._caches.joined or isinstance(error, RequestRefusal):
             for text in rows.texts:
                 self._fail(text, refusal_of(error))
             return
@@ -257,7 +257,7 @@ class Batcher:
 
     @contextmanager
     def _call(self, adapter: str | None, alone: RunningText | None) -> Iterator[None]:
-        """A call of the model with this adapter, checked: files that changed meanwhile raise Refusal."""
+        """A call of the model with this adapter, checked: files that changed meanwhile raise RequestRefusal."""
         if self._offloaded.active_adapters != (() if adapter is None else (adapter,)):
             self._offloaded.set_adapter(adapter)
         self._alone = alone
@@ -284,7 +284,7 @@ class Batcher:
         self.served.tokens += 1
         self.served.answered += text.ended
 
-    def _fail(self, text: RunningText, refusal: Refusal) -> None:
+    def _fail(self, text: RunningText, refusal: RequestRefusal) -> None:
         if not text.ended:
             self.served.failed += 1
             self._report(refusal.sentence)

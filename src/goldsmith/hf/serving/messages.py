@@ -20,7 +20,7 @@ from transformers.cli.serving.utils import (
 
 from ..model_types import Tokenizer
 from ..offload.generation import chat_ids
-from .refusals import BAD_REQUEST, Refusal
+from .refusals import BAD_REQUEST, RequestRefusal
 from .request_fields import field_of, wrong
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ Part = str | ReasoningText | ToolCall
 
 
 def chat_prompt(tokenizer: Tokenizer, body: dict[str, Any]) -> tuple[list[int], list[object] | None]:
-    """The ids of a chat's messages in the tokenizer's template, and its tools; raises Refusal."""
+    """The ids of a chat's messages in the tokenizer's template, and its tools; raises RequestRefusal."""
     if not tokenizer.chat_template:
-        raise Refusal(
+        raise RequestRefusal(
             BAD_REQUEST, "The model's tokenizer has no chat template: send the text as `prompt` to /v1/completions."
         )
     messages = _checked_messages(body.get("messages"))
@@ -57,7 +57,7 @@ def chat_prompt(tokenizer: Tokenizer, body: dict[str, Any]) -> tuple[list[int], 
 
 
 def _checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages with a role and text; raises Refusal for images and for files: a request opens no address."""
+    """Messages with a role and text; raises RequestRefusal for images and for files: a request opens no address."""
     if not isinstance(messages, list) or not messages:
         raise wrong("messages", "expected a list of at least one message.")
     for message in messages:
@@ -67,8 +67,8 @@ def _checked_messages(messages: object) -> list[dict[str, Any]]:
         for part in content if isinstance(content, list) else []:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in TEXT or not isinstance(part.get("text"), str):
-                raise wrong("messages", f"a part of type {kind!r} is not supported: this server takes text only, and "
-                            "opens no file and no address.")  # fmt: skip
+                only = "this server takes text only, and opens no file and no address."
+                raise wrong("messages", f"a part of type {kind!r} is not supported: {only}")
         if not isinstance(content, (str, list, type(None))):
             raise wrong("messages", "content: expected text, or a list of parts of type text.")
     return messages

@@ -1,4 +1,4 @@
-"""Refusal: a request that gets no text, with its HTTP status and one sentence."""
+"""RequestRefusal: a request that gets no text, with its HTTP status and one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = {
 }
 
 
-class Refusal(Exception):
+class RequestRefusal(Exception):
     """The reason why a request gets no text, or no more text."""
 
     def __init__(self, status: int, sentence: str, *, field: str | None = None, code: str | None = None) -> None:

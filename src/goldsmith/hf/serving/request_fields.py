@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .refusals import BAD_REQUEST, Refusal
+from .refusals import BAD_REQUEST, RequestRefusal
 
 Value = TypeVar("Value")
 STOPS = 16  # stop strings in a request; OpenAI allows 4
@@ -57,14 +57,14 @@ class RequestFields:
     stream: bool
 
 
-def wrong(field: str, text: str) -> Refusal:
-    return Refusal(BAD_REQUEST, f"{field}: {text}", field=field)
+def wrong(field: str, text: str) -> RequestRefusal:
+    return RequestRefusal(BAD_REQUEST, f"{field}: {text}", field=field)
 
 
 def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str, object]]:
-    """The shared fields of a body, and the body; raises Refusal for an unknown field or a value not supported."""
+    """The shared fields of a body, and the body; raises RequestRefusal for what is not supported."""
     if not isinstance(body, dict):
-        raise Refusal(BAD_REQUEST, f"The body is {KINDS.get(type(body), 'no object')}; expected a JSON object.")
+        raise RequestRefusal(BAD_REQUEST, f"The body is {KINDS.get(type(body), 'no object')}; expected a JSON object.")
     for field in body:
         if field not in known:
             raise wrong(str(field), "this server does not know the field: leave it out.")
@@ -74,8 +74,7 @@ def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str,
         if value is not None and not any(alike):
             raise wrong(field, f"{_shown(value)} is not supported: leave the field out.")
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    options = field_of(body, "stream_options", dict, lambda value: not set(value) - {"include_usage"},
-                       "only include_usage is supported")  # fmt: skip
+    options = field_of(body, "stream_options", dict, _only_usage, "only include_usage is known")
     field_of(options or {}, "include_usage", bool)
     fields = RequestFields(
         model=field_of(body, "model", str),
@@ -94,7 +93,7 @@ def field_of(
     body: Mapping[str, object], field: str, kind: type[Value], good: Callable[[Value], bool] | None = None,
     expected: str = "",
 ) -> Value | None:  # fmt: skip
-    """body[field], None if it is missing or null; raises Refusal for another type, and where `good` is False."""
+    """body[field], None if it is missing or null; raises RequestRefusal for another type, and where `good` is False."""
     value = body.get(field)
     if value is None:
         return None
@@ -105,6 +104,10 @@ def field_of(
     if isinstance(value, float) and not math.isfinite(value) or good is not None and not good(value):
         raise wrong(field, f"{_shown(value)} is not supported; {expected or 'expected a finite number'}.")
     return value
+
+
+def _only_usage(options: dict[str, object]) -> bool:
+    return not set(options) - {"include_usage"}
 
 
 def _stops(value: object) -> tuple[str, ...]:

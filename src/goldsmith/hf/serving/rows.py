@@ -110,7 +110,8 @@ class Rows:
     def _cut(self, width: int, *, left: bool = False) -> None:
         """Drops what a step that failed left behind in some of the layers."""
         for layer in _layers(self.cache):
-            if type(layer) is DynamicLayer and layer.get_seq_length() > width:
+            whole = type(layer) is DynamicLayer
+            if whole and layer.get_seq_length() > width:
                 at = slice(-width, None) if left else slice(None, width)
                 layer.keys, layer.values = layer.keys[..., at, :], layer.values[..., at, :]
 

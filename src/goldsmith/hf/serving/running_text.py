@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..model_types import Tokenizer
 from ..offload.generation import FiniteLogits, IncrementalText, sampling_config
-from .refusals import Refusal
+from .refusals import RequestRefusal
 from .stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class End:
     closing: str = ""
 
 
-Event = Piece | End | Refusal
+Event = Piece | End | RequestRefusal
 
 
 @dataclass
@@ -130,7 +130,7 @@ class RunningText:
     def _token_text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def fail(self, refusal: Refusal) -> None:
+    def fail(self, refusal: RequestRefusal) -> None:
         if not self.ended:
             self.ended = True
             self.listener(refusal)

@@ -16,8 +16,8 @@ import uvicorn
 from ...offload.attach import Offloaded
 from ..model_types import Tokenizer
 from .application import application
-from .batcher import Batcher, Limits, Served
-from .refusals import UNAVAILABLE, Refusal
+from .batcher import Batcher, Served, ServingLimits
+from .refusals import UNAVAILABLE, RequestRefusal
 from .service import Service
 from .watched_files import WatchedFiles
 
@@ -31,7 +31,7 @@ class ModelServer:
     report: gets a sentence about each failure."""
 
     def __init__(
-        self, offloaded: Offloaded, tokenizer: Tokenizer, limits: Limits, names: Mapping[str, str | None],
+        self, offloaded: Offloaded, tokenizer: Tokenizer, limits: ServingLimits, names: Mapping[str, str | None],
         places: Sequence[Path], report: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._report = report
@@ -63,7 +63,7 @@ class ModelServer:
         self._watched.close()
 
 
-_ENDING = Refusal(UNAVAILABLE, "The server is ending: send the request again later.", code="server_ending")
+_ENDING = RequestRefusal(UNAVAILABLE, "The server is ending: send the request again later.", code="server_ending")
 
 
 class _Server(uvicorn.Server):

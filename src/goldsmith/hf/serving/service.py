@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ..model_types import Tokenizer
 from ..offload.generation import check_ids, prompt_ids
 from .answers import Answer, ChatAnswer, CompletionAnswer
-from .batcher import Batcher, Limits
+from .batcher import Batcher, ServingLimits
 from .messages import AnswerParts, chat_prompt
-from .refusals import BAD_REQUEST, NOT_FOUND, Refusal
+from .refusals import BAD_REQUEST, NOT_FOUND, RequestRefusal
 from .request_fields import CHAT, COMPLETIONS, RequestFields, field_of, read_fields, wrong
 from .running_text import End, Event, Piece, RunningText, Sampling, TextRequest
 
@@ -29,7 +29,7 @@ class Service:
     """Answers requests. names: {the model's name in requests: its adapter, or None for the plain model}"""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Tokenizer, batcher: Batcher, limits: Limits,
+        self, model: PreTrainedModel, tokenizer: Tokenizer, batcher: Batcher, limits: ServingLimits,
         names: Mapping[str, str | None],
     ) -> None:  # fmt: skip
         self._model, self._tokenizer, self._batcher = model, tokenizer, batcher
@@ -49,7 +49,7 @@ class Service:
         return answer, conversation
 
     def _read(self, body: object, chat: bool) -> tuple[TextRequest, Answer, bool]:
-        """The request in a body, and an empty answer to it; raises Refusal."""
+        """The request in a body, and an empty answer to it; raises RequestRefusal."""
         fields, body = read_fields(_with_generation_config(body), CHAT if chat else COMPLETIONS)
         name, adapter = self._served(fields.model)
         tools = None
@@ -58,13 +58,13 @@ class Service:
         else:
             ids = self._prompt(body.get("prompt"))
         if not ids:
-            raise Refusal(
+            raise RequestRefusal(
                 BAD_REQUEST, "The prompt is empty, and the model's tokenizer has no token that begins a text."
             )
         try:
             check_ids(self._model, max(ids))
         except ValueError as error:
-            raise Refusal(BAD_REQUEST, f"The prompt does not fit the model: {error}.") from error
+            raise RequestRefusal(BAD_REQUEST, f"The prompt does not fit the model: {error}.") from error
         sampling = self._sampling(fields, len(ids))
         answer: Answer
         if chat:
@@ -78,11 +78,14 @@ class Service:
         if name is None:
             name = next(iter(self.names))
         if name not in self.names:
-            raise Refusal(
-                NOT_FOUND, f"The model {name!r} is not served here; served: {', '.join(self.names)}.", field="model",
-                code="model_not_found",
-            )  # fmt: skip
+            raise self.unknown(name)
         return name, self.names[name]
+
+    def unknown(self, name: object) -> RequestRefusal:
+        """The answer to a request for another model."""
+        served = ", ".join(self.names)
+        sentence = f"The model {name!r} is not served here; served: {served}."
+        return RequestRefusal(NOT_FOUND, sentence, field="model", code="model_not_found")
 
     def _prompt(self, prompt: object) -> list[int]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
@@ -99,13 +102,13 @@ class Service:
     def _sampling(self, fields: RequestFields, prompt: int) -> Sampling:
         most = self._limits.context
         if prompt >= most:
-            raise Refusal(
+            raise RequestRefusal(
                 BAD_REQUEST, f"The prompt has {prompt:,} tokens, but this server takes at most {most:,}, one of "
                 "them for the text: shorten the prompt.", code="context_length_exceeded",
             )  # fmt: skip
         new = fields.max_tokens or min(NEW_TOKENS, most - prompt)
         if prompt + new > most:
-            raise Refusal(
+            raise RequestRefusal(
                 BAD_REQUEST, f"The prompt has {prompt:,} tokens, and max_tokens is {new:,}: together more than the "
                 f"{most:,} tokens that this server takes. Shorten the prompt, or give max_tokens of at most "
                 f"{most - prompt:,}.", field="max_tokens", code="context_length_exceeded",
@@ -141,9 +144,9 @@ class Conversation:
         self._batcher.cancel(self.text)
 
     async def next_event(self) -> Piece | End:
-        """The next piece, or the end; raises Refusal when the text fails."""
+        """The next piece, or the end; raises RequestRefusal when the text fails."""
         event = await self._events.get()
-        if isinstance(event, Refusal):
+        if isinstance(event, RequestRefusal):
             raise event
         return event
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...offload.store.expert_store import ExpertStore
-from .refusals import UNAVAILABLE, Refusal
+from .refusals import UNAVAILABLE, RequestRefusal
 
 READ = (".safetensors", ".bin", ".json", ".model", ".txt", ".jinja", ".gguf")  # what a model's folder is read for
 
@@ -26,11 +26,11 @@ class WatchedFiles:
         self._changed: str | None = None
 
     def check(self) -> None:
-        """Raises Refusal if a file has changed, and from then on."""
+        """Raises RequestRefusal if a file has changed, and from then on."""
         if self._changed is None:
             self._changed = self._look()
         if self._changed is not None:
-            raise Refusal(
+            raise RequestRefusal(
                 UNAVAILABLE,
                 f"{self._changed} has changed since the server started, and its text could be wrong: start it again.",
                 code="files_changed",
