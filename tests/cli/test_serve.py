@@ -95,6 +95,7 @@ class Server:
 def server(model, adapter):
     running = Server(model, "--adapter", f"lora={adapter}")
     yield running
+    running.client.close()
     status, err, _ = running.end()
     assert status == 0, err
     assert "Stopped after" in err and "Traceback" not in err
@@ -243,7 +244,10 @@ def test_garbage_and_a_client_that_hangs_hurt_nobody(server):
         answer = raw(server, posted(body)).decode()
         assert answer.startswith("HTTP/1.1 400") and part in answer
     assert "Content-Type: application/json" in raw(server, posted(b"{}", kind="text/plain")).decode()
-    assert raw(server, posted(b"{}", host="evil.example")).startswith(b"HTTP/1.1 400")
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]"):
+        assert b"The server is not called" in raw(server, posted(b"{}", host=host))
+    for host in ("localhost", "LOCALHOST:80", f"127.0.0.1:{server.port}", "[::1]:5", "[::1]"):
+        assert b"messages" not in (answer := raw(server, posted(b"[]", host=host))) and b"a list" in answer
     assert raw(server, b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert raw(server, posted(b"x" * (9 * 2**20))).startswith(b"HTTP/1.1 413")
     for path in ("/reset", "/v1/responses", "/v1/audio/transcriptions", "/etc/passwd"):
@@ -322,6 +326,7 @@ def test_ctrl_c_answers_every_request_and_ends(place):
         with pytest.raises(openai.APIError, match="The server is ending"):
             for _ in stream:
                 pass
+    own.client.close()
     status, err, seconds = ended
     assert status == 0 and "Traceback" not in err, err
     assert seconds < 10

@@ -148,6 +148,37 @@ def test_a_step_without_memory_fails_for_its_cause_alone(run):
     assert whole(run.text(PROMPTS[2])) == want[2]
 
 
+def test_a_row_without_probabilities_and_a_join_without_memory_hurt_no_other_row(run, monkeypatch):
+    """Rows of different lengths: the longest has not had its token when another one fails."""
+    prompts = [PROMPTS[1], PROMPTS[2]]
+    want = [run.generated(prompt) for prompt in prompts]
+    choose = RunningText.next_token
+
+    def fails(text, logits):
+        if text.new_tokens == 5:
+            raise ArithmeticError("the largest logit is nan")
+        return choose(text, logits)
+
+    monkeypatch.setattr(RunningText, "next_token", fails)
+    bad = run.text("Thou art", temperature=1.0)
+    good = [run.text(prompt) for prompt in prompts]
+    assert whole(bad).status == 500 and [whole(text) for text in good] == want
+    monkeypatch.undo()
+    cat, joins = torch.cat, []
+
+    def no_memory(tensors, *arguments, **options):
+        if isinstance(tensors, tuple) and len(tensors) == 2 and tensors[0].dim() == 4 and not arguments and not options:
+            joins.append(tensors)
+            if len(joins) == 3:
+                raise torch.OutOfMemoryError("out of memory, on purpose")
+        return cat(tensors, *arguments, **options)
+
+    monkeypatch.setattr(torch, "cat", no_memory)
+    texts = [run.text(prompt) for prompt in prompts]
+    first, second = whole(texts[0]), whole(texts[1])
+    assert len(joins) == 3 and first == want[0] and second.status == 507
+
+
 def test_a_prompt_under_way_ends_between_two_layers(run):
     """Both for a client that has gone and for the end of the server; an answer does not wait for the call."""
     entered = queue.Queue()

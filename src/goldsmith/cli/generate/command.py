@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ...hf.offload.generation import Generation
+    from ...hf.offload.memory_needs import MemoryNeeds
     from ...offload.attach import Offloaded
     from ..json_types import JsonObject
 
@@ -68,6 +69,7 @@ class GenerateRun:
         self.arguments, self.prompts, self.adapters, self.show = arguments, texts, folders, show
         self.offloaded: Offloaded | None = None
         self.generation: Generation | None = None
+        self._width = 0  # tokens of the longest prompt
         self._finished: list[JsonObject] = []  # outputs of the adapters before the current one
         self._adapter: str | None = next(iter(folders), None)  # the one that computes now
         self.error: JsonObject | None = None
@@ -98,10 +100,11 @@ class GenerateRun:
                 inputs = text.encoded(tokenizer, self.prompts, chat=arguments.chat)
             with self.show.doing("loading the model") as report_progress:
                 rows, width = inputs["input_ids"].shape
+                self._width = width
                 self._check_length(config, width)
                 self.offloaded = load_model(
                     place, arguments, self.adapters, progress=report_progress, batch=rows,
-                    max_length=width + arguments.max_new_tokens,
+                    max_length=width + arguments.max_new_tokens, on_memory=self._state_memory,
                 )  # fmt: skip
             if arguments.verify_store:
                 verify_store(self.offloaded, self.show)
@@ -165,6 +168,11 @@ class GenerateRun:
                     problems.append(problem)
         offloaded.close()
         return problems
+
+    def _state_memory(self, needs: MemoryNeeds) -> None:
+        if self.arguments.stats:
+            arguments = self.arguments
+            self.show.needs(needs, len(self.prompts) * (self._width + arguments.max_new_tokens))
 
     def _begin_adapter(self, offloaded: Offloaded, name: str | None) -> None:
         if name is not None and name != self._adapter:

@@ -96,7 +96,7 @@ def _serve(
         server = ModelServer(offloaded, tokenizer, limits, names, places, show.failed)
         stack.callback(server.close)
         ready = _Ready(arguments, list(names), limits, offloaded, listener, show, bool(tokenizer.chat_template), needs)
-        hosts = [arguments.host, "localhost", "127.0.0.1", "[::1]"] if is_loopback(arguments.host) else None
+        hosts = [arguments.host.lower(), "localhost", "127.0.0.1", "[::1]"] if is_loopback(arguments.host) else None
         server.run(listener, hosts, ready)
         show.ended(server.served)
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from ..generate.display import GenerateDisplay
+from ..generate.display import GenerateDisplay, memory_text, needs_text
 from ..terminal import count, size
 
 if TYPE_CHECKING:
@@ -29,12 +29,7 @@ class ServeDisplay(GenerateDisplay):
 
     def needs(self, needs: MemoryNeeds, tokens: int) -> None:
         """What the server will take, before anything is read."""
-        self._lines(
-            "needs",
-            f"{size(needs.dense)} for all but the experts, {size(tokens * needs.token)} for keys and values, "
-            f"{size(needs.program)} for the program, and a store of about {size(needs.store)} that processes share; "
-            f"available: {size(needs.available)}",
-        )
+        self._lines("needs", needs_text(needs, tokens))
         if needs.dense + tokens * needs.token + needs.store > needs.available:
             self.note("The store does not fit in memory as well: experts will be read from the disk again and again.")
 
@@ -43,7 +38,7 @@ class ServeDisplay(GenerateDisplay):
     ) -> None:
         """The server is ready: memory as measured, the address, and a command to try."""
         device = "" if gpu is None else f", and {size(gpu)} of the GPU"
-        self._lines("takes", f"{size(memory.own)} of its own and {size(memory.files)} of files in memory{device}")
+        self._lines("takes", f"{memory_text(memory)}{device}")
         self._lines("models", ", ".join(names))
         self._lines(
             "requests",

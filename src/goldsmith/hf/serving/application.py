@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -83,7 +83,7 @@ def application(
         report(f"{request.method} {request.url.path} failed: {type(error).__name__}: {error}")
         return JSONResponse(RequestRefusal(FAILED, "The server failed: see its output.").to_dict(), status_code=FAILED)
 
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))] if hosts is not None else []
+    middleware = [Middleware(KnownHosts, hosts=hosts)] if hosts is not None else []
     return Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
@@ -99,6 +99,22 @@ def application(
             Exception: failed,
         },
     )  # fmt: skip
+
+
+class KnownHosts:
+    """Refuses requests whose Host is not one of the names under which the server may be called."""
+
+    def __init__(self, app: Any, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        host = dict(scope.get("headers", [])).get(b"host", b"").decode("latin-1").lower()
+        name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
+        if name in self._hosts:
+            await self._app(scope, receive, send)
+            return
+        refusal = RequestRefusal(BAD_REQUEST, f"The server is not called {name!r}: use {min(self._hosts)}.")
+        await JSONResponse(refusal.to_dict(), status_code=refusal.status)(scope, receive, send)
 
 
 async def _answer(request: Request, begin: Callable[[object], Awaitable[tuple[Answer, Conversation]]]) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -130,8 +129,12 @@ class Batcher:
         try:
             with torch.no_grad():
                 while self._wait():
-                    with contextlib.suppress(Interrupted):
+                    try:
                         self._turn()
+                    except Interrupted:
+                        continue
+                    except STEP_ERRORS as error:  # between two steps: no memory to sort the rows, for example
+                        self._drop_all(refusal_of(error))
         finally:
             self.stop(self._stopping or reason)
 
@@ -245,7 +248,7 @@ class Batcher:
     def _recover(self, rows: Rows, error: BaseException) -> None:
         """After a step that failed: the rows one by one, so that only those fail that are the cause."""
         self._batches = [batch for batch in self._batches if batch is not rows]
-        if len(rows.texts) == 1 or not self._caches.joined or isinstance(error, RequestRefusal):
+        if len(rows.texts) == 1 or not self._caches.joined or rows.broken or isinstance(error, RequestRefusal):
             for text in rows.texts:
                 self._fail(text, refusal_of(error))
             return
@@ -275,7 +278,6 @@ class Batcher:
         except STEP_ERRORS as error:
             for text in texts:
                 self._fail(text, refusal_of(error))
-            self._forget()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

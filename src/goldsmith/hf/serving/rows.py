@@ -46,6 +46,7 @@ class Rows:
 
     def __init__(self, texts: Sequence[RunningText], cache: DynamicCache) -> None:
         self.texts, self.cache = list(texts), cache
+        self.broken = False  # whether an error left the rows of the layers unlike each other
 
     @property
     def adapter(self) -> str | None:
@@ -66,13 +67,18 @@ class Rows:
     def join(self, other: Rows) -> None:
         """Adds the rows of another batch."""
         mine, theirs = self._width, other._width
-        for layer, more in zip(_layers(self.cache), _layers(other.cache)):
-            for name in ("keys", "values"):
-                both = (
-                    pad(getattr(layer, name), (0, 0, max(0, theirs - mine), 0)),
-                    pad(getattr(more, name), (0, 0, max(0, mine - theirs), 0)),
-                )
-                setattr(layer, name, torch.cat(both))
+        pairs = [(layer, more, name) for layer, more in zip(_layers(self.cache), _layers(other.cache))
+                 for name in ("keys", "values")]  # fmt: skip
+        joined = 0
+        try:
+            for layer, more, name in pairs:
+                own = pad(getattr(layer, name), (0, 0, max(0, theirs - mine), 0))
+                setattr(layer, name, torch.cat((own, pad(getattr(more, name), (0, 0, max(0, mine - theirs), 0)))))
+                joined += 1
+        except BaseException:  # no memory: the rows that were here go on as before
+            for layer, _, name in pairs[:joined]:
+                setattr(layer, name, getattr(layer, name)[: len(self.texts), :, -mine:])
+            raise
         self.texts += other.texts
 
     def keep(self, texts: Sequence[RunningText]) -> None:
@@ -102,10 +108,12 @@ class Rows:
         return max(len(text.ids) - 1 for text in self.texts)
 
     def _select(self, cache: DynamicCache, at: Sequence[int]) -> None:
+        self.broken = True
         width, index = self._width, torch.tensor(at, device=_layers(cache)[0].keys.device)
         for layer in _layers(cache):
             layer.keys = layer.keys.index_select(0, index)[..., -width:, :].contiguous()
             layer.values = layer.values.index_select(0, index)[..., -width:, :].contiguous()
+        self.broken = False
 
     def _cut(self, width: int, *, left: bool = False) -> None:
         """Drops what a step that failed left behind in some of the layers."""
