@@ -31,6 +31,7 @@ import liger
 import model_coverage
 import offload_rows
 import router_peers
+import serve_rows
 import speed_cpu
 import speed_short
 import strategies
@@ -292,6 +293,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": model_coverage.rendered,
     "evaluation": lambda: evaluation_rows.parity(table),
     "training_stacks": training_stacks.rendered,
+    "serve": lambda: serve_rows.throughput(table),
     "gate_specimens": lambda: gate_rows.specimens(table),
     "gate_throughput": lambda: gate_rows.throughput(table),
     "gate_hostile": lambda: gate_rows.hostile(table),

@@ -177,7 +177,7 @@ def test_setting_up_installs_once_and_again_only_when_something_changed(checkout
     assert set_up(checkout).returncode == 0
     first = installations(checkout)
     assert len(first) == 2
-    extras = "dev,hf,train,docs,cluster"
+    extras = "dev,hf,train,serve,docs,cluster"
     assert first[1] == f"-m pip install --no-build-isolation --editable .[{extras}] constraint=constraints.txt"
     done = set_up(checkout)
     assert (done.stdout, installations(checkout)) == ("", first)

@@ -61,7 +61,7 @@ def test_constraints_are_exact_and_name_every_direct_dependency():
     assert pins["torch"] == "2.13.0"
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    direct = [*project["dependencies"], *extras["dev"], *extras["docs"], *extras["hf"]]
+    direct = [*project["dependencies"], *extras["dev"], *extras["docs"], *extras["hf"], *extras["serve"]]
     names = {re.match(r"[A-Za-z0-9._-]+", text)[0].lower() for text in direct}
     assert names - set(pins) == set()
 

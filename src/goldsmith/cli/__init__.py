@@ -1,4 +1,4 @@
-"""The command line: `goldsmith verify | diagnose | gate | new | bench | finetune | generate | merge | adapter`.
+"""The command line: `goldsmith verify | diagnose | gate | new | bench | finetune | generate | serve | merge | adapter`.
 
 Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets`, which
 needs torch but none of these.
@@ -29,8 +29,9 @@ def __getattr__(name: str) -> Program:
         from .generate import options as generate
         from .main import app
         from .merge import options as merge
+        from .serve import options as serve
 
-        for each in (gate, bench, finetune, generate, merge, adapter, moved):
+        for each in (gate, bench, finetune, generate, serve, merge, adapter, moved):
             each.register(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

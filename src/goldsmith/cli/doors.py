@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DOORS = {
     "Check my kernel": ("new", "verify", "diagnose", "replay", "gate"),
-    "Train or run a mixture-of-experts model": ("finetune", "generate", "merge", "adapter"),
+    "Train or run a mixture-of-experts model": ("finetune", "generate", "serve", "merge", "adapter"),
     "Use the operators": ("doctor", "bench"),
 }
 BEGIN = (

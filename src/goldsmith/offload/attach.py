@@ -182,19 +182,23 @@ def from_pretrained(
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
+    on_memory: Callable[[Any], None] | None = None,
     **options: object,
 ) -> Offloaded:
     """`offload` of the model in a folder, or of a cached hub model; the experts are never in memory twice
 
-    dtype   of all other weights, and of the numbers that codes of experts represent; default: the checkpoint's
+    dtype      of all other weights, and of the numbers that codes of experts represent; default: the checkpoint's
+    on_memory  called before weights are read, with the bytes that the model will take: its attributes `dense` (all but
+               the experts), `store`, `token` (keys and values of one token) and `available`
 
     The model is created on the meta device, and all but its experts is loaded to the engine's device. The experts go
     from the checkpoint's files to the store one at a time; codes of a quantised checkpoint are kept bit for bit.
-    `progress` reports both. Other keywords and errors as in `offload`.
+    `progress` reports both. Other keywords and errors as in `offload`; ValueError also if all but the experts does not
+    fit in memory.
     """
     arguments: dict[str, Any] = {"store": store, "adapter": adapter, "cpu_format": cpu_format, "batch": batch}
     arguments |= {"dense_format": dense_format, "max_length": max_length}
-    return Offloaded(_adapter().load(path, dtype=dtype, **arguments, progress=progress, **options))
+    return Offloaded(_adapter().load(path, dtype=dtype, **arguments, progress=progress, on_memory=on_memory, **options))
 
 
 def _adapter() -> ModuleType:

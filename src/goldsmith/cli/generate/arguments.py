@@ -16,20 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-@dataclass(frozen=True)
-class GenerateArguments:
-    """One field for each option of `goldsmith generate`, with its meaning there."""
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """The options of a model, of its store and its engine, in every command that computes with them."""
 
     model: str
     adapter: list[str] | None
-    prompt: list[str] | None
-    prompt_file: str | None
-    chat: bool
-    max_new_tokens: int
-    temperature: float
-    top_p: float | None
-    top_k: int | None
-    seed: int
     budget: str
     format: str
     dense_format: str
@@ -41,14 +33,28 @@ class GenerateArguments:
     store: Path | None
     verify_store: bool
     profile: Path | None
+    guard: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateArguments(ModelArguments):
+    """One field for each option of `goldsmith generate`, with its meaning there."""
+
+    prompt: list[str] | None
+    prompt_file: str | None
+    chat: bool
+    max_new_tokens: int
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    seed: int
     stream: bool | None
     stats: bool
     trace: Path | None
-    guard: str
     json: bool
 
 
-def adapters(arguments: GenerateArguments) -> dict[str, str]:
+def adapters(arguments: ModelArguments) -> dict[str, str]:
     """{name: folder} of each --adapter, which is FOLDER or NAME=FOLDER. Raise Failure for a name given twice."""
     folders: dict[str, str] = {}
     for text in arguments.adapter or []:
@@ -106,6 +112,13 @@ def check(arguments: GenerateArguments) -> None:
         _check_writable("trace", arguments.trace)
     if arguments.profile is not None and arguments.cache != "static":
         _check_writable("profile", arguments.profile)
+    check_model(arguments)
+    if arguments.json and arguments.stream:
+        raise Failure("--json prints one object and nothing else: leave out --stream.")
+
+
+def check_model(arguments: ModelArguments) -> None:
+    """Raise Failure for options of a model that contradict each other or are out of range."""
     if arguments.prefill.isdecimal() and int(arguments.prefill) < 1:
         raise Failure(f"--prefill is {arguments.prefill}; expected at least 1 token, or auto.")
     if arguments.prefill not in ("auto", "cpu", "stream", "split") and not arguments.prefill.isdecimal():
@@ -116,8 +129,6 @@ def check(arguments: GenerateArguments) -> None:
                 "--cache static keeps the experts that a profile lists: give --profile FILE, written by an earlier run."
             )
         _check_profile(arguments.profile)
-    if arguments.json and arguments.stream:
-        raise Failure("--json prints one object and nothing else: leave out --stream.")
 
 
 def _check_writable(option: str, path: Path) -> None:

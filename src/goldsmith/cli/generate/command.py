@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.messages import about, in_options, sentence
-from ..notes import warnings_as_notes
 from ..output_files import write_json_file
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, announce, console, write_json
 from .arguments import GenerateArguments, adapters, check, prompts, stretched
 from .display import GenerateDisplay
+from .loading import (
+    check_budget,
+    error_sentence,
+    errors_as_failures,
+    load_model,
+    note_differences,
+    notes_of_warnings,
+    quiet,
+    text_config_of,
+    verify_store,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ...hf.offload.generation import Generation
+    from ...hf.offload.memory_needs import MemoryNeeds
     from ...offload.attach import Offloaded
     from ..json_types import JsonObject
 
 WRONG, INTERRUPTED = 1, 130
-OPTIONS = ("adapter", "cache", "compute", "dense_format", "device", "format", "guard", "prefill", "profile", "threads")
 
 
 def run(arguments: GenerateArguments) -> int:
@@ -37,7 +44,7 @@ def run(arguments: GenerateArguments) -> int:
     command = GenerateRun(arguments, texts, folders, show)
     status, problems = 0, list[Failure]()
     try:
-        with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_as_notes(show):
+        with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), notes_of_warnings(show):
             status = command.carry_out()  # BrokenPipeError: the reader has gone (`| head`), so generation stops
     except KeyboardInterrupt:
         show.interrupted(bool(command.generation and command.generation.tokens))
@@ -62,6 +69,7 @@ class GenerateRun:
         self.arguments, self.prompts, self.adapters, self.show = arguments, texts, folders, show
         self.offloaded: Offloaded | None = None
         self.generation: Generation | None = None
+        self._width = 0  # tokens of the longest prompt
         self._finished: list[JsonObject] = []  # outputs of the adapters before the current one
         self._adapter: str | None = next(iter(folders), None)  # the one that computes now
         self.error: JsonObject | None = None
@@ -70,53 +78,36 @@ class GenerateRun:
 
     def carry_out(self) -> int:
         with loading_hf():
-            from torch import OutOfMemoryError
+            from ...hf.offload import generation  # noqa: F401
+        quiet()
+        check_budget(self.arguments)
+        with errors_as_failures(self.arguments, self.adapters, self.arguments.trace):
+            return self._generate()
 
-            from ...hf.offload import generation as text
-            from ...hf.offload.loading import folder
-            from ...offload.attach import from_pretrained
-            from ...offload.errors import RoutingError, StoreError
-            from ...offload.guard.report import NumericsError
-            from ...offload.settings import parse_budget
-        _quiet()
+    def _generate(self) -> int:
+        """Load the model and generate every text; returns the exit status."""
+        from ...hf.offload import generation as text
+        from ...hf.offload.loading import folder
+        from ...offload.errors import RoutingError
+        from ...offload.guard.report import NumericsError
+
         arguments = self.arguments
-        try:
-            parse_budget(arguments.budget)
-        except ValueError as error:
-            budget = arguments.budget if len(arguments.budget) <= 40 else f"{arguments.budget[:40]}..."
-            raise Failure(
-                f"--budget {budget!r} is not an amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
-            ) from error
         try:
             with self.show.doing("reading the tokenizer"):
                 place = folder(arguments.model)
-                config = _config(place)
+                config = text_config_of(place)
                 tokenizer = text.tokenizer_of(place)
                 inputs = text.encoded(tokenizer, self.prompts, chat=arguments.chat)
             with self.show.doing("loading the model") as report_progress:
                 rows, width = inputs["input_ids"].shape
+                self._width = width
                 self._check_length(config, width)
-                self.offloaded = from_pretrained(
-                    place,
-                    store=arguments.store,
-                    adapter=self.adapters or None,
-                    progress=report_progress,
-                    batch=rows,
-                    max_length=width + arguments.max_new_tokens,
-                    cpu_format=arguments.format,
-                    dense_format=arguments.dense_format,
-                    compute=arguments.compute,
-                    exact=arguments.format == "auto",
-                    device=arguments.device,
-                    gpu_budget=arguments.budget,
-                    cache=arguments.cache,
-                    profile=arguments.profile if arguments.cache == "static" else None,
-                    prefill=int(arguments.prefill) if arguments.prefill.isdecimal() else arguments.prefill,
-                    guard=arguments.guard,
-                    threads=arguments.threads,
-                )
+                self.offloaded = load_model(
+                    place, arguments, self.adapters, progress=report_progress, batch=rows,
+                    max_length=width + arguments.max_new_tokens, on_memory=self._state_memory,
+                )  # fmt: skip
             if arguments.verify_store:
-                self._verify(self.offloaded)
+                verify_store(self.offloaded, self.show)
             self._warn_about_differences(self.offloaded, width)
             with self._trace(self.offloaded):
                 for name in self.adapters or [None]:
@@ -148,17 +139,6 @@ class GenerateRun:
             self.error = {"error": str(error)}
             self.show.failed(str(error))
             return WRONG
-        except (OutOfMemoryError, MemoryError) as error:
-            raise Failure(
-                "Out of memory. A smaller --budget, a shorter prompt, fewer prompts or --device cpu needs less. The "
-                f"error: {str(error).partition('. ')[0].removesuffix('.')}."
-            ) from error
-        except BrokenPipeError:
-            raise
-        except StoreError as error:
-            raise Failure(self._about_store(error)) from error
-        except (OSError, ValueError, TypeError, ImportError) as error:
-            raise Failure(self._about(error)) from error
         return 0
 
     def end(self) -> list[Failure]:
@@ -176,7 +156,7 @@ class GenerateRun:
                 RuntimeError,
                 MemoryError,
             ) as error:  # errors of work that was still under way
-                self.show.failed(_sentence(error))
+                self.show.failed(error_sentence(error))
             explained = offloaded.explain()
             self._stats, self._explain = offloaded.stats().to_dict(), explained.to_dict()
             if self.arguments.stats and self.generation is not None:
@@ -188,6 +168,11 @@ class GenerateRun:
                     problems.append(problem)
         offloaded.close()
         return problems
+
+    def _state_memory(self, needs: MemoryNeeds) -> None:
+        if self.arguments.stats:
+            arguments = self.arguments
+            self.show.needs(needs, len(self.prompts) * (self._width + arguments.max_new_tokens))
 
     def _begin_adapter(self, offloaded: Offloaded, name: str | None) -> None:
         if name is not None and name != self._adapter:
@@ -214,21 +199,8 @@ class GenerateRun:
         return result | ({"error": self.error} if self.error else {})
 
     def _warn_about_differences(self, offloaded: Offloaded, width: int) -> None:
-        store, arguments = offloaded.engine.store, self.arguments
-        if not store.exact:
-            self.show.note(
-                f"--format {arguments.format} rounds the experts' weights (exact=False), so the text may differ from "
-                "the plain model's."
-            )
-        if arguments.dense_format != "exact":
-            self.show.note(
-                f"--dense-format {arguments.dense_format} rounds the weights of the other linear layers, too."
-            )
-        if arguments.compute == "int8":
-            self.show.note("--compute int8 rounds the experts' inputs to 8 bits, one scale for each group of weights.")
-        name = type(offloaded.model).__name__
-        if not name.endswith("ForCausalLM"):
-            self.show.note(f"The model is loaded as {name} and receives only text.")
+        arguments = self.arguments
+        note_differences(offloaded, arguments, self.show)
         most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
@@ -236,28 +208,6 @@ class GenerateRun:
                 f"A prompt has {tokens}: with --max-new-tokens {arguments.max_new_tokens:,} the text may exceed the "
                 f"{most:,} tokens that the model supports."
             )
-
-    def _about(self, error: Exception) -> str:
-        """The error as a sentence that begins with the option concerned, by default MODEL."""
-        text, store = _sentence(error), self.arguments.store
-        for folder in self.adapters.values():
-            if folder in text:
-                return about("--adapter", folder, text)
-        file = getattr(error, "filename", None)
-        if store is not None and file in (str(store), str(store.parent)):
-            return about("--store", store, text)
-        if file is not None and file == str(self.arguments.trace):
-            return f"--trace {file} could not be written: {error.strerror or error}."  # type: ignore[attr-defined]
-        return about("MODEL", self.arguments.model, text)
-
-    def _about_store(self, error: Exception) -> str:
-        from ...offload.errors import StoreCorrupt
-
-        text, store = _sentence(error), self.arguments.store
-        if store is not None and (text.startswith(str(store)) or str(store) not in text):
-            text = about("--store", store, text)
-        way = " Delete it: the next run builds a new one." if isinstance(error, StoreCorrupt) else ""
-        return f"{text}{way}"
 
     def _check_length(self, config: PreTrainedConfig, width: int) -> None:
         """Raise Failure before the model is loaded if a prompt is longer than its positions."""
@@ -268,15 +218,6 @@ class GenerateRun:
                 "its config.json): shorten the prompt."
             )
 
-    def _verify(self, offloaded: Offloaded) -> None:
-        store = offloaded.engine.store
-        with self.show.doing("checking the store") as report_progress:
-            done = 0
-            for layer in store.layers:
-                store.verify([layer])
-                done += store.num_experts(layer) * store.expert_nbytes(layer)
-                report_progress(done, store.nbytes, f"checking the store, layer {layer}")
-
     def _trace(self, offloaded: Offloaded) -> contextlib.AbstractContextManager[object]:
         path = self.arguments.trace
         return contextlib.nullcontext() if path is None else offloaded.trace(path)
@@ -286,34 +227,3 @@ class GenerateRun:
             write_json_file(path, offloaded.profile())
         except OSError as error:
             raise Failure(f"--profile {path} could not be written: {error.strerror or error}.") from error
-
-
-@contextlib.contextmanager
-def _warnings_as_notes(show: GenerateDisplay) -> Iterator[None]:
-    """Print goldsmith's warnings as notes; hide the one about a busy machine, which --stats reports."""
-    with warnings_as_notes(lambda text: show.note(_as_options(text))):
-        warnings.filterwarnings("ignore", "offload.calibrate: other programs took", RuntimeWarning)
-        yield
-
-
-def _quiet() -> None:
-    """Silence transformers: only statistics and errors are printed besides the text."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
-def _config(place: Path) -> PreTrainedConfig:
-    from ...hf.model_class import config_of
-
-    return config_of(place).get_text_config()
-
-
-def _sentence(error: BaseException) -> str:
-    """The text of an error as a sentence, in the words of the command."""
-    return _as_options(sentence(error))
-
-
-def _as_options(text: str) -> str:
-    return in_options(text, OPTIONS).replace("gpu_budget=", "--budget ").replace("give store=", "give --store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from ..terminal import INTERRUPTED_EARLY, duration, percent, size, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.offload.generation import Generation
+    from ...hf.offload.memory_needs import MemoryNeeds
+    from ...offload.memory.host_memory import ProcessMemory
     from ..json_types import JsonObject
 
 LINES = 10.0  # seconds between lines of progress in a log file
@@ -71,8 +74,15 @@ class GenerateDisplay:
         finally:
             page.end()
 
+    def needs(self, needs: MemoryNeeds, tokens: int) -> None:
+        """What the command will take, before anything is read."""
+        for number, line in enumerate(textwrap.wrap(needs_text(needs, tokens), 56, break_on_hyphens=False)):
+            self.err.print(f"{'' if number else 'needs':23} {line}", soft_wrap=True, markup=False)
+
     def stats(self, generation: Generation, stats: JsonObject, explanation: str) -> None:
         """Print the statistics of a run, and what would make it faster."""
+        from ...offload.memory.host_memory import process_memory
+
         rows = [("tokens", f"{generation.tokens:,} in {duration(generation.seconds)}")]
         if generation.first_token is not None:
             rows.append(("time to first token", f"{generation.first_token:.3f} s"))
@@ -86,9 +96,24 @@ class GenerateDisplay:
         rows.append(("bytes read from store", _bytes(stats, "bytes_store_read")))
         rows.append(("of predicted speed", _share(_number(stats, "bound_share"))))
         rows.append(("limiting lane", str(stats.get("limiting") or "none")))
+        rows.append(("memory", memory_text(process_memory())))
         for name, value in rows:
             self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)
         self.err.print(explanation, soft_wrap=True, markup=False)
+
+
+def needs_text(needs: MemoryNeeds, tokens: int) -> str:
+    """Memory as a sentence: what a model will take, with the keys and values of so many tokens."""
+    return (
+        f"{size(needs.dense)} for all but the experts, {size(tokens * needs.token)} for keys and values, "
+        f"{size(needs.program)} for the program, and a store of about {size(needs.store)} that processes share; "
+        f"available: {size(needs.available)}"
+    )
+
+
+def memory_text(memory: ProcessMemory) -> str:
+    """Memory as measured."""
+    return f"{size(memory.own)} of its own and {size(memory.files)} of files in memory"
 
 
 class ByteCount(DownloadColumn):

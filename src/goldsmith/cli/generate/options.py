@@ -57,6 +57,67 @@ GROUPS = {
 }  # fmt: skip
 
 
+# shared with `goldsmith serve`
+ModelOption = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model folder in the transformers layout, a GGUF file, or a hub name that this machine has a copy of.",
+    ),
+]
+BudgetOption = Annotated[
+    str,
+    typer.Option(
+        help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.",
+        metavar="SIZE",
+    ),
+]
+StoreFormatOption = Annotated[
+    FormatOption,
+    typer.Option(help="Format of the stored experts; auto keeps the exact weights, int8 and narrower save memory."),
+]
+DenseFormatChoiceOption = Annotated[
+    DenseFormatOption,
+    typer.Option(
+        help="Format of all other linear layers, routers excepted; exact: the model's own weights. Only on the CPU."
+    ),
+]
+ComputeChoiceOption = Annotated[
+    ComputeOption,
+    typer.Option(
+        help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
+        "int4 or int4_asym; auto: exact, which is as fast wherever it was measured."
+    ),
+]
+CachePolicyOption = Annotated[
+    CacheOption,
+    typer.Option(help="Experts kept on the GPU: lru: last used; lfu: most used; static: those of --profile; none."),
+]
+PrefillOption = Annotated[
+    str,
+    typer.Option(
+        help="Where prompts of more than 16 tokens are computed: auto, cpu, split (CPU and GPU) or stream (whole "
+        "layers are copied to the GPU); or a number: stream from this many tokens on.",
+        metavar="HOW",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(help="Threads for experts on the CPU. Default: all; with a GPU, all but one.", min=1),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The store (file of experts), built if it is missing. Default: in the cache folder.", metavar="PATH"
+    ),
+]
+VerifyStoreOption = Annotated[
+    bool, typer.Option("--verify-store", help="First read the whole store and check its checksums.")
+]
+GuardChoiceOption = Annotated[GuardOption, typer.Option(help="What to do when a NaN or Inf appears.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "generate" for command in app.registered_commands):
@@ -69,14 +130,7 @@ def joined(text: str) -> str:
 
 
 def generate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model folder in the transformers layout, a GGUF file, or a hub name that this machine has a copy "
-            "of.",
-        ),
-    ],
+    model: ModelOption,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,56 +157,16 @@ def generate(
         int | None, typer.Option(help="Sample from this many most likely tokens. Default: all.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    budget: Annotated[
-        str,
-        typer.Option(
-            help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.",
-            metavar="SIZE",
-        ),
-    ] = "auto",
-    format: Annotated[
-        FormatOption,
-        typer.Option(help="Format of the stored experts; auto keeps the exact weights, int8 and narrower save memory."),
-    ] = FormatOption.auto,
-    dense_format: Annotated[
-        DenseFormatOption,
-        typer.Option(
-            help="Format of all other linear layers, routers excepted; exact: the model's own weights. Only on the CPU."
-        ),
-    ] = DenseFormatOption.exact,
-    compute: Annotated[
-        ComputeOption,
-        typer.Option(
-            help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
-            "int4 or int4_asym; auto: exact, which is as fast wherever it was measured."
-        ),
-    ] = ComputeOption.exact,
-    cache: Annotated[
-        CacheOption,
-        typer.Option(help="Experts kept on the GPU: lru: last used; lfu: most used; static: those of --profile; none."),
-    ] = CacheOption.lru,
-    prefill: Annotated[
-        str,
-        typer.Option(
-            help="Where prompts of more than 16 tokens are computed: auto, cpu, split (CPU and GPU) or stream (whole "
-            "layers are copied to the GPU); or a number: stream from this many tokens on.",
-            metavar="HOW",
-        ),
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Threads for experts on the CPU. Default: all; with a GPU, all but one.", min=1),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            help="The store (file of experts), built if it is missing. Default: in the cache folder.", metavar="PATH"
-        ),
-    ] = None,
-    verify_store: Annotated[
-        bool, typer.Option("--verify-store", help="First read the whole store and check its checksums.")
-    ] = False,
+    budget: BudgetOption = "auto",
+    format: StoreFormatOption = FormatOption.auto,
+    dense_format: DenseFormatChoiceOption = DenseFormatOption.exact,
+    compute: ComputeChoiceOption = ComputeOption.exact,
+    cache: CachePolicyOption = CacheOption.lru,
+    prefill: PrefillOption = "auto",
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    store: StoreOption = None,
+    verify_store: VerifyStoreOption = False,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -172,7 +186,7 @@ def generate(
     trace: Annotated[
         Path | None, typer.Option(help="Write a timeline of the lanes, for chrome://tracing.", metavar="FILE")
     ] = None,
-    guard: Annotated[GuardOption, typer.Option(help="What to do when a NaN or Inf appears.")] = GuardOption.throw,
+    guard: GuardChoiceOption = GuardOption.throw,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: outputs, stats, explain.")] = False,
 ) -> None:
     """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +20,7 @@ from ..model_types import Tokenizer
 from .token_loop import draw
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedModel
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows the first bytes of an incomplete character
 FILE = "tokenizer.json"
@@ -114,14 +114,10 @@ def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False)
             raise ValueError("the tokenizer has no chat template; run without --chat")
         rows = []
         for prompt in prompts:
-            messages = [{"role": "user", "content": prompt}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            rows.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+            rows.append(chat_ids(tokenizer, [{"role": "user", "content": prompt}]))
     else:
-        rows = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     for number, row in enumerate(rows, 1):
-        if not row and tokenizer.bos_token_id is not None:
-            row.append(tokenizer.bos_token_id)
         if not row:
             raise ValueError(f"prompt {number} is empty, and the tokenizer has no token that begins a text")
     width = max(map(len, rows))
@@ -131,10 +127,29 @@ def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False)
     return {"input_ids": ids, "attention_mask": mask}
 
 
-class IncrementalText:
-    """The text of one row as it grows: `add` returns the characters that are final, `end` the rest."""
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The ids of a text; an empty text is the token that begins a text, if the tokenizer has one."""
+    return _begun(tokenizer, tokenizer(prompt)["input_ids"])
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+
+def chat_ids(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]], **options: object) -> list[int]:
+    """The ids of messages in the tokenizer's chat template, up to where the answer begins."""
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+    return _begun(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _begun(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    return ids or ([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id])
+
+
+class IncrementalText:
+    """The text of one row as it grows: `add` returns the characters that are final, `end` the rest.
+
+    special   whether special tokens are part of the text
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], *, special: bool = False) -> None:
+        self._special = special
         self._tokenizer, self._ids = tokenizer, list(before[-CONTEXT:])
         self._from, self._read, self._sent = 0, len(self._ids), 0
 
@@ -157,7 +172,7 @@ class IncrementalText:
         return piece
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(ids, skip_special_tokens=not self._special, clean_up_tokenization_spaces=False)
 
 
 class RowStreamer(BaseStreamer):
@@ -227,6 +242,29 @@ class FiniteLogits(LogitsProcessor):
         return scores
 
 
+def sampling_config(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float | None,
+    top_k: int | None,
+) -> tuple[GenerationConfig, set[int]]:
+    """The model's generation config with these arguments, and the ids that end a text. Temperature 0 is greedy."""
+    config = copy.deepcopy(model.generation_config)
+    ends = config.eos_token_id
+    stop = {i for i in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if i is not None}
+    config.eos_token_id = sorted(stop) or None
+    config.pad_token_id = next((i for i in (tokenizer.pad_token_id, *sorted(stop)) if i is not None), 0)
+    config.max_new_tokens, config.max_length, config.num_beams = max_new_tokens, None, 1
+    config.do_sample = temperature > 0
+    config.temperature, config.top_p, config.top_k = (
+        (temperature, top_p or 1.0, top_k or 0) if temperature else (None,) * 3
+    )
+    return config, stop
+
+
 def generate(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
@@ -249,15 +287,8 @@ def generate(
     """
     check_ids(model, int(inputs["input_ids"].max()))
     generation.outputs[:] = [GeneratedText(prompt) for prompt in prompts]
-    config = copy.deepcopy(model.generation_config)
-    ends = config.eos_token_id
-    stop = {i for i in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if i is not None}
-    config.eos_token_id = sorted(stop) or None
-    config.pad_token_id = next((i for i in (tokenizer.pad_token_id, *sorted(stop)) if i is not None), 0)
-    config.max_new_tokens, config.max_length, config.num_beams = max_new_tokens, None, 1
-    config.do_sample = temperature > 0
-    config.temperature, config.top_p, config.top_k = (
-        (temperature, top_p or 1.0, top_k or 0) if temperature else (None,) * 3
+    config, stop = sampling_config(
+        model, tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k
     )
     torch.manual_seed(seed)
     rows = RowStreamer(tokenizer, generation, inputs, stop, on_piece)

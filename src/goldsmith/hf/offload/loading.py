@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from .budget import check_fits
 from .dense_format import EXACT as EXACT_DENSE
 from .dense_format import check_dense_format, pack_dense
 from .layers import ExpertsLayer, layers_of
+from .memory_needs import MemoryNeeds, check_memory, memory_needs
 from .weights import Weights, decoded_experts, from_checkpoint, from_module
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ def load(
     batch: int = 1,
     max_length: int | None = None,
     progress: Progress | None = None,
+    on_memory: Callable[[MemoryNeeds], None] | None = None,
     **options: object,
 ) -> Attached:
     """Loads a model from its folder, with an engine in place of its experts."""
@@ -115,6 +118,10 @@ def load(
     model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
+    needs = memory_needs(model, layers, cpu_format)
+    if on_memory is not None:
+        on_memory(needs)
+    check_memory(needs)
     adapters = _read_adapters(model, layers, adapter)
     checkpoint = open_checkpoint(model_folder, model)
     specs = {layer.path: layer.spec for layer in layers}

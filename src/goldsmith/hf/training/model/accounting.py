@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ....offload.memory.host_memory import memory_free
 from ...model_types import text_config
 from ..data.documents import Document
 from ..data.packing import batch
@@ -138,17 +138,3 @@ def _kept(model: PreTrainedModel, length: int, packed: bool) -> int:
     bytes_kept = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     del loss
     return bytes_kept
-
-
-def memory_free() -> int:
-    """Bytes that this machine can still provide, from /proc/meminfo and the control group's limit."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free = 1024 * int(line.split()[1])
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except OSError:
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)

@@ -1,0 +1,24 @@
+"""RequestRefusal: a request that gets no text, with its HTTP status and one sentence."""
+
+from __future__ import annotations
+
+BAD_REQUEST, NOT_FOUND, TOO_LARGE, NO_MEMORY, UNAVAILABLE, FAILED = 400, 404, 413, 507, 503, 500
+KINDS = {
+    BAD_REQUEST: "invalid_request_error",
+    NOT_FOUND: "not_found_error",
+    TOO_LARGE: "invalid_request_error",
+}
+
+
+class RequestRefusal(Exception):
+    """The reason why a request gets no text, or no more text."""
+
+    def __init__(self, status: int, sentence: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.field, self.code = status, sentence, field, code
+
+    def to_dict(self) -> dict[str, object]:
+        """The body of the answer, in the form of OpenAI's API."""
+        kind = KINDS.get(self.status, "server_error")
+        error = {"message": self.sentence, "type": kind, "param": self.field, "code": self.code or self.status}
+        return {"error": error}

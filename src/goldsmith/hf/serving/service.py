@@ -1,0 +1,176 @@
+"""Service: requests of OpenAI's API, from their JSON to a running text and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ..model_types import Tokenizer
+from ..offload.generation import check_ids, prompt_ids
+from .answers import Answer, ChatAnswer, CompletionAnswer
+from .batcher import Batcher, ServingLimits
+from .messages import AnswerParts, chat_prompt
+from .refusals import BAD_REQUEST, NOT_FOUND, RequestRefusal
+from .request_fields import CHAT, COMPLETIONS, RequestFields, field_of, read_fields, wrong
+from .running_text import End, Event, Piece, RunningText, Sampling, TextRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NEW_TOKENS = 1024  # of a request that does not say how many, as in `transformers serve`
+WISHES = {"max_new_tokens", "do_sample", "temperature", "top_p", "top_k"}  # of a generation config
+
+
+class Service:
+    """Answers requests. names: {the model's name in requests: its adapter, or None for the plain model}"""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, batcher: Batcher, limits: ServingLimits,
+        names: Mapping[str, str | None],
+    ) -> None:  # fmt: skip
+        self._model, self._tokenizer, self._batcher = model, tokenizer, batcher
+        self._limits, self.names = limits, dict(names)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="goldsmith prompts")  # a long prompt takes a while
+
+    async def chat(self, body: object) -> tuple[Answer, Conversation]:
+        return await self._begin(body, chat=True)
+
+    async def complete(self, body: object) -> tuple[Answer, Conversation]:
+        return await self._begin(body, chat=False)
+
+    async def _begin(self, body: object, *, chat: bool) -> tuple[Answer, Conversation]:
+        loop = asyncio.get_running_loop()
+        request, answer, stream = await loop.run_in_executor(self._worker, self._read, body, chat)
+        conversation = Conversation(self._batcher, request, stream)
+        return answer, conversation
+
+    def _read(self, body: object, chat: bool) -> tuple[TextRequest, Answer, bool]:
+        """The request in a body, and an empty answer to it; raises RequestRefusal."""
+        fields, body = read_fields(_with_generation_config(body), CHAT if chat else COMPLETIONS)
+        name, adapter = self._served(fields.model)
+        tools = None
+        if chat:
+            ids, tools = chat_prompt(self._tokenizer, body)
+        else:
+            ids = self._prompt(body.get("prompt"))
+        if not ids:
+            raise RequestRefusal(
+                BAD_REQUEST, "The prompt is empty, and the model's tokenizer has no token that begins a text."
+            )
+        try:
+            check_ids(self._model, max(ids))
+        except ValueError as error:
+            raise RequestRefusal(BAD_REQUEST, f"The prompt does not fit the model: {error}.") from error
+        sampling = self._sampling(fields, len(ids))
+        answer: Answer
+        if chat:
+            parts = AnswerParts(self._model, self._tokenizer, ids, tools)
+            answer, special = ChatAnswer(name, len(ids), parts), parts.special
+        else:
+            answer, special = CompletionAnswer(name, len(ids)), False
+        return TextRequest(adapter, ids, sampling, fields.stop, special), answer, fields.stream
+
+    def _served(self, name: str | None) -> tuple[str, str | None]:
+        if name is None:
+            name = next(iter(self.names))
+        if name not in self.names:
+            raise self.unknown(name)
+        return name, self.names[name]
+
+    def unknown(self, name: object) -> RequestRefusal:
+        """The answer to a request for another model."""
+        served = ", ".join(self.names)
+        sentence = f"The model {name!r} is not served here; served: {served}."
+        return RequestRefusal(NOT_FOUND, sentence, field="model", code="model_not_found")
+
+    def _prompt(self, prompt: object) -> list[int]:
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt_ids(self._tokenizer, prompt)
+        ids = prompt if isinstance(prompt, list) else [None]
+        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in ids):
+            raise wrong(
+                "prompt", "expected one text, or one list of token ids; send several prompts as several requests."
+            )
+        return list(ids)
+
+    def _sampling(self, fields: RequestFields, prompt: int) -> Sampling:
+        most = self._limits.context
+        if prompt >= most:
+            raise RequestRefusal(
+                BAD_REQUEST, f"The prompt has {prompt:,} tokens, but this server takes at most {most:,}, one of "
+                "them for the text: shorten the prompt.", code="context_length_exceeded",
+            )  # fmt: skip
+        new = fields.max_tokens or min(NEW_TOKENS, most - prompt)
+        if prompt + new > most:
+            raise RequestRefusal(
+                BAD_REQUEST, f"The prompt has {prompt:,} tokens, and max_tokens is {new:,}: together more than the "
+                f"{most:,} tokens that this server takes. Shorten the prompt, or give max_tokens of at most "
+                f"{most - prompt:,}.", field="max_tokens", code="context_length_exceeded",
+            )  # fmt: skip
+        seed = secrets.randbits(63) if fields.seed is None else fields.seed
+        temperature, top_p, top_k = fields.temperature, fields.top_p, fields.top_k
+        config = self._model.generation_config
+        if temperature is None and top_p is None and top_k is None and config.do_sample:
+            temperature, top_p, top_k = config.temperature, config.top_p, config.top_k
+        if temperature is None:
+            temperature = 1.0 if config.do_sample or top_p is not None or top_k is not None else 0.0
+        return Sampling(new, temperature, top_p, top_k, seed)
+
+
+class Conversation:
+    """One request from its submission to its end, for the event loop of the server."""
+
+    def __init__(self, batcher: Batcher, request: TextRequest, stream: bool) -> None:
+        self._batcher, self._loop, self.stream = batcher, asyncio.get_running_loop(), stream
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self.text = RunningText(request, self._hear)
+
+    def _hear(self, event: Event) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:  # the server has ended
+            self.text.cancelled = True
+
+    def submit(self) -> None:
+        self._batcher.submit(self.text)
+
+    def cancel(self) -> None:
+        self._batcher.cancel(self.text)
+
+    async def next_event(self) -> Piece | End:
+        """The next piece, or the end; raises RequestRefusal when the text fails."""
+        event = await self._events.get()
+        if isinstance(event, RequestRefusal):
+            raise event
+        return event
+
+
+def _with_generation_config(body: object) -> Any:
+    """The body with the wishes of its generation_config, as `transformers chat` sends them, in its own fields."""
+    if not isinstance(body, dict) or "generation_config" not in body:
+        return body
+    rest = {name: value for name, value in body.items() if name != "generation_config"}
+    text = field_of(body, "generation_config", str) or "{}"
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise wrong("generation_config", "expected a JSON object in a string.")
+    unknown = set(config) - WISHES - {"transformers_version"}
+    if unknown:
+        raise wrong("generation_config", f"{min(unknown)} is not supported; known: {', '.join(sorted(WISHES))}.")
+    if config.get("do_sample") is False:
+        rest.setdefault("temperature", 0)
+    for name in ("temperature", "top_p", "top_k"):
+        if config.get(name) is not None and config.get("do_sample") is not False:
+            rest.setdefault(name, config[name])
+    if config.get("max_new_tokens") is not None:
+        rest.setdefault("max_tokens", config["max_new_tokens"])
+    return rest

@@ -1,0 +1,38 @@
+"""The memory of this machine and of this process, from /proc and the control group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes that a process holds alone, and bytes of files that it maps, whose pages all processes share."""
+
+    own: int
+    files: int
+
+
+def memory_free() -> int:
+    """Bytes that this machine can still provide, from /proc/meminfo and the control group's limit."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = 1024 * int(line.split()[1])
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return free
+    return free if limit == "max" else min(free, int(limit) - used)
+
+
+def process_memory() -> ProcessMemory:
+    """The resident memory of this process."""
+    sizes = dict.fromkeys(("RssAnon", "RssFile", "RssShmem"), 0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in sizes:
+            sizes[name] = 1024 * int(value.split()[0])
+    return ProcessMemory(sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"])

@@ -1,0 +1,39 @@
+"""What a model will take in memory, stated before anything is read."""
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+
+import torch
+
+from cli.finetune_tools import saved_model
+from goldsmith.hf.offload import loading
+from goldsmith.offload import from_pretrained
+from goldsmith.offload.memory.host_memory import memory_free, process_memory
+
+
+@pytest.mark.parametrize("format", ["auto", "fp32", "int8"])
+def test_needs_are_those_of_the_loaded_model(format, tmp_path):
+    heard = []
+    options = {"device": "cpu", "store": tmp_path / "store", "cpu_format": format, "exact": format == "auto"}
+    with from_pretrained(saved_model(tmp_path / "model"), on_memory=heard.append, **options) as offloaded:
+        (needs,) = heard
+        experts = {id(p) for name, p in offloaded.model.named_parameters() if ".experts." in name}
+        others = [p for p in offloaded.model.parameters() if id(p) not in experts]
+        others += [*offloaded.model.buffers()]
+        assert needs.dense == sum(tensor.nbytes for tensor in others)
+        store = offloaded.engine.store
+        blocks = sum(store.num_experts(layer) * store.expert_nbytes(layer) for layer in store.layers)
+        assert needs.store == blocks
+        layers = len(offloaded.model.model.layers)
+        assert needs.token == layers * 2 * 16 * torch.bfloat16.itemsize  # a key and a value of one head
+    assert 0 < needs.program < process_memory().own + 2**30 and 0 < needs.available <= memory_free() + 2**33
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    folder = saved_model(tmp_path / "model")
+    monkeypatch.setattr("goldsmith.hf.offload.memory_needs.memory_free", lambda: 1000)
+    monkeypatch.setattr(loading, "load_other_weights", None)
+    with pytest.raises(ValueError, match=r"everything but the experts .* takes 0.0 GiB, but this machine has 0.0 GiB"):
+        from_pretrained(folder, device="cpu", store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,279 @@
+"""The batcher behind `goldsmith serve`: texts that share steps, and failures that each have one answer."""
+
+import os
+import queue
+import time
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+
+import torch
+
+from cli.finetune_tools import tiny_model, tiny_tokenizer
+from goldsmith.hf.experts_spec import experts_modules
+from goldsmith.hf.offload.generation import Generation, encoded, generate
+from goldsmith.hf.serving.batcher import Batcher, ServingLimits
+from goldsmith.hf.serving.refusals import RequestRefusal
+from goldsmith.hf.serving.request_fields import COMPLETIONS, read_fields
+from goldsmith.hf.serving.rows import CacheKind
+from goldsmith.hf.serving.running_text import End, RunningText, Sampling, TextRequest
+from goldsmith.hf.serving.stop_strings import StopStrings
+from goldsmith.hf.serving.watched_files import WatchedFiles
+from goldsmith.offload import offload
+from hf import models
+
+LIMITS = ServingLimits(parallel=4, context=256, tokens=1024, queue=8)
+PROMPTS = ("Shall I compare", "Thou", "Rough winds do shake the darling buds")
+
+
+class Run:
+    """A batcher of an offloaded model, and the events of its texts."""
+
+    def __init__(self, model, place, *, limits=LIMITS, files=()):
+        self.tokenizer = tiny_tokenizer()
+        self.offloaded = offload(model, store=place / "store", device="cpu")
+        self.watched = WatchedFiles(self.offloaded.engine.store, files)
+        self.batcher = Batcher(self.offloaded, self.tokenizer, limits, self.watched)
+        self.batcher.start()
+
+    def text(self, prompt, tokens=16, **options):
+        """A text that was submitted; its events come in `heard`."""
+        ids = encoded(self.tokenizer, [prompt])["input_ids"][0].tolist()
+        wish = {"temperature": 0.0, "top_p": None, "top_k": None, "seed": 0} | options
+        events = queue.Queue()
+        text = RunningText(TextRequest(None, ids, Sampling(tokens, **wish)), events.put)
+        text.heard = events
+        self.batcher.submit(text)
+        return text
+
+    def generated(self, prompt, tokens=16, **options):
+        """What `goldsmith generate` computes with this model."""
+        generation = Generation([])
+        inputs = encoded(self.tokenizer, [prompt])
+        generate(
+            self.offloaded.model, self.tokenizer, [prompt], generation=generation, inputs=inputs,
+            max_new_tokens=tokens, **options,
+        )  # fmt: skip
+        return generation.outputs[0].text
+
+    def close(self):
+        self.batcher.stop(RequestRefusal(503, "The test has ended."))
+        assert self.batcher.join(20)
+        self.watched.close()
+        self.offloaded.close()
+
+
+def whole(text):
+    """The text up to its end, or its refusal."""
+    pieces = ""
+    while True:
+        event = text.heard.get(timeout=30)
+        if isinstance(event, RequestRefusal):
+            return event
+        if isinstance(event, End):
+            return pieces
+        pieces += event.text
+
+
+@pytest.fixture
+def run(tmp_path):
+    running = Run(tiny_model(len(tiny_tokenizer())), tmp_path)
+    yield running
+    running.close()
+
+
+def during(model, work):
+    """Calls work(rows) before the experts of the last layer compute."""
+    *_, (_, last) = experts_modules(model)
+    return last.register_forward_pre_hook(lambda module, arguments: work(arguments[0]))
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_texts_that_share_steps_are_those_of_generate(family, tmp_path):
+    """gpt-oss attends to the last keys only, so its texts take turns instead; long prompts come in chunks."""
+    name, kind, options = models.FAMILIES[family]
+    import transformers
+
+    more = {"layer_types": ["sliding_attention"], "sliding_window": 8} if family == "gpt_oss" else {}
+    sizes = models.COMMON | options | more | {"vocab_size": len(tiny_tokenizer()), "max_position_embeddings": 2048}
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, name)(**sizes)).eval()
+    run = Run(model, tmp_path, limits=ServingLimits(4, 2048, 8192, 8))
+    try:
+        assert CacheKind(run.offloaded.model).joined == (family != "gpt_oss")
+        prompts = [*PROMPTS, "long " * 150]
+        want = [run.generated(prompt) for prompt in prompts]
+        texts = [run.text(prompt) for prompt in prompts]
+        assert [whole(text) for text in texts] == want
+    finally:
+        run.close()
+
+
+def test_sampling_and_penalties_are_those_of_generate(run):
+    config = run.offloaded.model.generation_config
+    config.repetition_penalty, config.no_repeat_ngram_size, config.min_new_tokens = 1.3, 3, 5
+    wishes = [{"temperature": 0.9, "seed": seed, "top_p": 0.95, "top_k": 50} for seed in range(3)] + [{}]
+    want = [run.generated("Thou", **wish) for wish in wishes]
+    texts = [run.text("Thou", **wish) for wish in wishes]
+    assert [whole(text) for text in texts] == want
+    assert len(set(want)) == 4
+
+
+def test_a_step_without_memory_fails_for_its_cause_alone(run):
+    """The step of all rows fails, then each row has its own: the row that still fails is refused, the others go on."""
+    want = [run.generated(prompt) for prompt in PROMPTS]
+    texts = [run.text(prompt) for prompt in PROMPTS[:2]]
+    failures = []
+
+    def fail_once(rows):
+        if rows.shape[0] == 2 and not failures:
+            failures.append(rows)
+            raise torch.OutOfMemoryError("out of memory, on purpose")
+
+    hook = during(run.offloaded.model, fail_once)
+    assert [whole(text) for text in texts] == want[:2] and failures
+    hook.remove()
+
+    def fail_for_long_prompts(rows):
+        if rows.shape[0] > 10:
+            raise MemoryError
+
+    hook = during(run.offloaded.model, fail_for_long_prompts)
+    good, bad = run.text("Thou"), run.text(PROMPTS[2])
+    refusal = whole(bad)
+    assert (refusal.status, refusal.code) == (507, "out_of_memory") and refusal.sentence.startswith("Out of memory:")
+    assert whole(good) == want[1]
+    hook.remove()
+    assert whole(run.text(PROMPTS[2])) == want[2]
+
+
+def test_a_row_without_probabilities_and_a_join_without_memory_hurt_no_other_row(run, monkeypatch):
+    """Rows of different lengths: the longest has not had its token when another one fails."""
+    prompts = [PROMPTS[1], PROMPTS[2]]
+    want = [run.generated(prompt) for prompt in prompts]
+    choose = RunningText.next_token
+
+    def fails(text, logits):
+        if text.new_tokens == 5:
+            raise ArithmeticError("the largest logit is nan")
+        return choose(text, logits)
+
+    monkeypatch.setattr(RunningText, "next_token", fails)
+    bad = run.text("Thou art", temperature=1.0)
+    good = [run.text(prompt) for prompt in prompts]
+    assert whole(bad).status == 500 and [whole(text) for text in good] == want
+    monkeypatch.undo()
+    cat, joins = torch.cat, []
+
+    def no_memory(tensors, *arguments, **options):
+        if isinstance(tensors, tuple) and len(tensors) == 2 and tensors[0].dim() == 4 and not arguments and not options:
+            joins.append(tensors)
+            if len(joins) == 3:
+                raise torch.OutOfMemoryError("out of memory, on purpose")
+        return cat(tensors, *arguments, **options)
+
+    monkeypatch.setattr(torch, "cat", no_memory)
+    texts = [run.text(prompt) for prompt in prompts]
+    first, second = whole(texts[0]), whole(texts[1])
+    assert len(joins) == 3 and first == want[0] and second.status == 507
+
+
+def test_a_prompt_under_way_ends_between_two_layers(run):
+    """Both for a client that has gone and for the end of the server; an answer does not wait for the call."""
+    entered = queue.Queue()
+    *_, (_, last) = experts_modules(run.offloaded.model)
+    first = next(iter(experts_modules(run.offloaded.model)))[1]
+
+    def wait(module, arguments):
+        entered.put(None)
+        time.sleep(0.3)
+
+    reached = []
+    hooks = [first.register_forward_pre_hook(wait), last.register_forward_hook(lambda *_: reached.append(1))]
+    gone = run.text(PROMPTS[0])
+    entered.get(timeout=10)
+    run.batcher.cancel(gone)
+    later = run.text(PROMPTS[1])
+    entered.get(timeout=10)
+    assert not reached
+    begun = time.monotonic()
+    run.batcher.stop(RequestRefusal(503, "The server is ending."))
+    assert whole(later).sentence == "The server is ending." and time.monotonic() - begun < 0.2
+    assert run.batcher.join(10) and not reached
+    with pytest.raises(RequestRefusal, match="The server is ending"):
+        run.text(PROMPTS[0])
+    for hook in hooks:
+        hook.remove()
+
+
+def test_a_full_queue_is_refused_and_requests_wait_for_room(tmp_path):
+    run = Run(tiny_model(len(tiny_tokenizer())), tmp_path, limits=ServingLimits(2, 128, 128, 3))
+    try:
+        want = run.generated("Thou", 60)
+        seen = []
+        hook = during(run.offloaded.model, lambda rows: seen.append(rows.shape[0]))
+        texts = []
+        with pytest.raises(RequestRefusal, match="3 requests are waiting already: try again later") as caught:
+            for _ in range(20):
+                texts.append(run.text("Thou", 60))
+        assert caught.value.status == 503
+        assert {whole(text) for text in texts} == {want}
+        assert max(size for size in seen if size <= 2) == 2  # two of 64 tokens have room, not three
+        hook.remove()
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("which", ["store", "model"])
+def test_a_file_that_changes_under_the_server_ends_its_texts(which, tmp_path):
+    (tmp_path / "model").mkdir()
+    weights = tmp_path / "model" / "config.json"
+    weights.write_text("{}")
+    run = Run(tiny_model(len(tiny_tokenizer())), tmp_path, files=[tmp_path / "model"])
+    try:
+        changed = tmp_path / "store" if which == "store" else weights
+        state = {"calls": 0}
+
+        def change(rows):
+            state["calls"] += 1
+            if state["calls"] == 5:
+                os.utime(changed, ns=(1, 1))
+
+        during(run.offloaded.model, change)
+        text = run.text("Thou", 200)
+        refusal = whole(text)
+        assert refusal.status == 503 and text.new_tokens == 4  # the token of the step in which it changed is not sent
+        assert refusal.sentence.endswith(
+            "has changed since the server started, and its text could be wrong: start it again."
+        )
+        with pytest.raises(RequestRefusal, match="has changed"):
+            run.text("Thou")
+    finally:
+        run.close()
+
+
+def test_a_store_that_is_replaced_or_deleted_does_no_harm(run, tmp_path):
+    want = run.generated("Thou")
+    (tmp_path / "other").write_bytes(b"other")
+    os.replace(tmp_path / "other", tmp_path / "store")
+    assert whole(run.text("Thou")) == want
+    os.unlink(tmp_path / "store")
+    assert whole(run.text("Thou")) == want
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_a_stop_string_is_found_across_pieces(cut):
+    text, stop = "one two three", "two t"
+    stops = StopStrings([stop, "unseen"])
+    pieces = [text[at : at + cut] for at in range(0, len(text), cut)]
+    assert "".join(map(stops.add, pieces)) + stops.end() == "one " and stops.found
+    other = StopStrings(["three!"])
+    assert "".join(map(other.add, pieces)) + other.end() == text and not other.found
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, [], {}, "1"])
+def test_a_field_of_another_type_is_refused(value):
+    for field in ("temperature", "top_p", "max_tokens", "seed", "top_k"):
+        with pytest.raises(RequestRefusal, match=field):
+            read_fields({"prompt": "x", field: value}, COMPLETIONS)
