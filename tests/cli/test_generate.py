@@ -301,7 +301,12 @@ def test_the_length_of_a_prompt_is_checked_before_it_runs(model):
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
     output = []
-    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], {}, SimpleNamespace(note=output.append))
+    command = GenerateRun(
+        SimpleNamespace(max_new_tokens=most, dense_format="exact", compute="exact"),
+        [],
+        {},
+        SimpleNamespace(note=output.append),
+    )
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
     command._warn_about_differences(offloaded, 1)
