@@ -98,6 +98,13 @@ def test_every_backend_agrees_with_the_golden_at_large_sizes(op, backend, case):
         assay.check(target, case, dtype=dtype, device=DEVICE, probes=probes_for(case, backend))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, case", USUAL, ids=ids(USUAL))
+def test_the_golden_on_a_gpu_is_that_of_the_cpu(op, case):
+    """Large cases are judged by a golden on the GPU, small ones by one on the CPU."""
+    assay.check(op_target(op, "reference"), case, dtype=torch.float64, device=DEVICE, probes=("values",))
+
+
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_some_case_is_tagged_for_every_probe(op):
     assert any(EVERY_PROBE in case.tags for case in op.cases)

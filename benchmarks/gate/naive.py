@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -41,13 +42,18 @@ def accepts(checker: str, specimen: Specimen) -> bool:
 
 
 def _once(checker: str, specimen: Specimen) -> bool:
-    """Runs a checker in a child of its own, with a temporary folder of its own."""
+    """Runs a checker in a child of its own, with a temporary folder of its own.
+
+    The child is forked from a process that has only imported torch: memory that an earlier run had freed there would
+    decide what some candidates find.
+    """
     read_end, write_end = os.pipe()
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("fork")
-        child = context.Process(target=_check, args=(checker, specimen, write_end, folder), daemon=False)
-        child.start()
-        os.close(write_end)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", __spec__.name])
+        with Connection(write_end, readable=False) as pipe:
+            child = context.Process(target=_check, args=(checker, specimen, pipe, folder), daemon=False)
+            child.start()
         child.join(SECONDS)
         if child.is_alive():
             child.kill()
@@ -63,7 +69,9 @@ def _once(checker: str, specimen: Specimen) -> bool:
     return PASSED in said if checker == "harness" else child.exitcode == 0
 
 
-def _check(checker: str, specimen: Specimen, result_fd: int, folder: str) -> None:
+def _check(checker: str, specimen: Specimen, pipe: Connection, folder: str) -> None:
+    torch.set_num_threads(1)
+    result_fd = pipe.fileno()
     os.environ |= {"TMPDIR": folder, "RESULT_FD": str(result_fd)}
     tempfile.tempdir = folder
     sys.stdout = sys.stderr = open(os.devnull, "w")
@@ -121,7 +129,6 @@ def _tuple(value: object) -> tuple:
 def main(names: list[str]) -> int:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    torch.set_num_threads(1)
     useless = 0
     for specimen in specimens.specimens(specimens.CHEATS):
         cheating = specimen.statuses[0] == "cheating"

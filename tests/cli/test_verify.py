@@ -207,6 +207,7 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, mess
 def test_a_wrong_name_is_answered_with_what_exists(options, message, tmp_path, monkeypatch):
     (tmp_path / "a_folder").mkdir()
     (tmp_path / "a_folder" / "text.txt").write_text("text")
+    monkeypatch.syspath_prepend(HERE)
     monkeypatch.chdir(tmp_path)
     request = {"do": "list", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     assert message in VerifyTasks().answer(request | options)["problem"]

@@ -1,7 +1,6 @@
 """The specimens for a judge: right candidates are right, and cheating ones deceive checkers as people write them."""
 
 import pytest
-import torch
 
 from benchmarks.gate import naive, specimens
 from goldsmith import assay
@@ -31,9 +30,7 @@ def test_a_right_candidate_passes_every_probe(specimen):
     assay.check(specimens.target(specimen))
 
 
-@pytest.mark.forks
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("specimen", [s for s in CHEATS if s.statuses[0] == "cheating"], ids=lambda s: s.name)
 def test_a_cheating_candidate_deceives_a_naive_checker(specimen):
-    torch.set_num_threads(1)
     assert any(naive.accepts(checker, specimen) for checker in naive.CHECKERS)

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,6 @@ from .declare.case import Case
 from .declare.explained_arguments import explained_options
 from .declare.target import Target
 from .execute import hooks
-from .execute.environment import environment
 from .execute.records import RunSettings
 from .execute.torch_state import neutral_state
 from .golden.golden_error import GoldenError
@@ -25,6 +25,7 @@ from .judge.examination import Budget, Ended, Examination
 from .judge.replaced_functions import unreplaced
 from .probes import values
 from .report.check_report import Report
+from .report.environment import environment
 from .report.results import (
     FAIL,
     GOLDEN_RAISED,
@@ -66,7 +67,8 @@ def check(
 
     case      a Case, its name, or None for all of them
     dtype     the dtype of the inputs; None: each of the target's dtypes. 16-bit ones are also tried in float32
-    device    where the candidate runs; the golden runs there too, in float64
+    device    where the candidate runs; the golden runs there too, in float64. On the CPU where the inputs of a case
+              have at most 65,536 elements, which is faster
     seed      of inputs, output gradients and ensembles: the same seed gives the same report. None: 0, or under pytest
               one that belongs to the test
     probes    a level or a list of levels and probes: "default" is every probe, 24 candidate runs + 3 per axis;
@@ -132,14 +134,12 @@ def examine(
                 except Exception as error:
                     if not memory_errors.out_of_memory(error):
                         raise
-                    _not_run(
-                        report, tally, memory_errors.out_of_memory_text(error), label, drawn, selected, only_values
-                    )
-                    report.environment[NO_MEMORY] = memory_errors.out_of_memory_text(error)
+                    why = memory_errors.out_of_memory_text(error)
+                    _not_run(report, tally, why, label, drawn, selected, only_values)
+                    report.environment[NO_MEMORY] = why
                     continue
                 try:
-                    with budget.ends(examination), unreplaced(examination):
-                        _examine(examination, budget, tally, only_values)
+                    examination, tally = _judged(examination, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
                     examination.note(NOT_RUN, report.target, f"the case did not finish: {INTERRUPTED}")
@@ -201,6 +201,16 @@ def _spelt(dtype: torch.dtype) -> str:
 
 
 # one case
+
+
+def _judged(examination: Examination, budget: Budget, tally: _Tally, only_values: bool) -> tuple[Examination, _Tally]:
+    """Runs the probes; once more on the candidate's device where the golden, judged on the CPU, raises."""
+    before = deepcopy(tally)
+    with budget.ends(examination), unreplaced(examination):
+        _examine(examination, budget, tally, only_values)
+    if examination.problems and examination.material.runs_on is not None:
+        return _judged(examination.on_its_device(), budget, before, only_values)
+    return examination, tally
 
 
 def _examine(examination: Examination, budget: Budget, tally: _Tally, only_values: bool) -> None:
@@ -287,7 +297,7 @@ def _float32(examination: Examination, tally: _Tally) -> None:
 
 def _warm_up(examination: Examination) -> None:
     """One run in advance where kernels may be autotuned: tuning runs them many times on the same buffers."""
-    if examination.material.device.type == "cuda" and "triton" in sys.modules:
+    if examination.material.candidate_device.type == "cuda" and "triton" in sys.modules:
         with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will report the same error
             examination.execute("values", "warm-up", RunSettings(), look=False)
 

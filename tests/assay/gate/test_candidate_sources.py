@@ -175,3 +175,34 @@ torch::Tensor candidate(torch::Tensor x, torch::Tensor w) {
     wrong = gate.Candidate("wrong", source.replace("/ sum", "/ (sum + 0.01f)"), language="cuda")
     assert gate.judge(wrong, problem(construct=how, backward=None), device="cuda", limits=limits).status == "wrong"
     assert torch.cuda.is_available()
+
+
+TRITON = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x_ptr, w_ptr, y_ptr, D, BLOCK: tl.constexpr):
+    d = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * D + d, mask=d < D, other=-float("inf"))
+    e = tl.exp(x - tl.max(x))
+    y = e / tl.sum(e) * tl.load(w_ptr + d, mask=d < D, other=0.0)
+    tl.store(y_ptr + tl.program_id(0) * D + d, y, mask=d < D)
+
+
+def candidate(x, w):
+    x, w = x.contiguous(), w.contiguous()
+    y = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, w, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+"""
+
+
+@pytest.mark.gpu
+def test_a_wrong_triton_kernel_is_not_cheating_because_its_compiler_writes_files():
+    right, wrong = TRITON, TRITON.replace("tl.sum(e)", "(tl.sum(e) + 0.01)")
+    for source, status in ((right, "accepted"), (wrong, "wrong")):
+        verdict = gate.judge(gate.Candidate("softmax", source), problem(backward=None), device="cuda")
+        assert verdict.status == status, verdict

@@ -101,6 +101,7 @@ def _shape(shape: tuple) -> tuple[int, ...]:
 
 
 Draw = Callable[..., Mapping[str, Any]]
+LARGE = "large"  # tag of a case that only a GPU runs, and that is drawn there, one tensor after another
 
 
 @dataclass(frozen=True)

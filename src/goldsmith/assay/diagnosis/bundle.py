@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..execute.environment import environment
 from ..execute.records import Material
+from ..report.environment import environment
 from .bundle_read import FILES, JSON, SCHEMA, name_of, read
 
 LIMIT = 256 << 20  # bytes; a bundle larger than this leaves the outputs out

@@ -171,6 +171,7 @@ class Material:
     """The arguments of a run: a target, inputs and scalars of one case, and the seed of the output gradients.
 
     order: names in the order of the case's dict, used for a callable without a readable signature.
+    runs_on: the candidate's device where the tensors are on another one, that of the judge.
     """
 
     target: Target
@@ -181,6 +182,7 @@ class Material:
     seed: int
     nudged: bool = False  # honest runs also round their inputs by one unit
     order: tuple[str, ...] = ()
+    runs_on: torch.device | None = None
 
     @property
     def supply(self) -> dict[str, object]:
@@ -194,6 +196,10 @@ class Material:
     @property
     def device(self) -> torch.device:
         return next((t.device for t in self.inputs.values()), torch.device("cpu"))
+
+    @property
+    def candidate_device(self) -> torch.device:
+        return self.runs_on or self.device
 
     def with_inputs(self, changed: Mapping[str, Tensor]) -> Material:
         return replace(self, inputs={**self.inputs, **changed})

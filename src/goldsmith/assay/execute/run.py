@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ..declare.returned_values import name_gradients, names_of, only_tensors, ow
 from ..declare.target import Target
 from ..support.output_gradients import gradients_of
 from . import kept_memory, plain_calls
+from .device_moves import moved
 from .interpreted_kernels import interpreted_kernels
 from .interpreter import watching
 from .memory import Arena, Poison, aliases, band_read, overlap, poison_left
@@ -29,8 +31,11 @@ from .tracer import Tracer
 def execute(material: Material, settings: RunSettings | None = None) -> CandidateRun:
     """Run the candidate once, forward and (unless the target has none) backward, through the target's runner if any."""
     settings = settings or RunSettings()
-    runner = material.target.runner
-    return execute_here(material, settings) if runner is None else runner(material, settings)
+    runner = material.target.runner or execute_here
+    if material.runs_on is None:
+        return runner(material, settings)
+    here, there = material.device, material.runs_on
+    return moved(runner(replace(moved(material, there), runs_on=None), moved(settings, there)), here)
 
 
 def execute_here(material: Material, settings: RunSettings) -> CandidateRun:

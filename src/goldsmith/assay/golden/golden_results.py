@@ -350,7 +350,7 @@ class GoldenResults:
             segments=self.material.target.segments_of(name, self.material.sizes, bounded.value.shape),
             axes=axis_names(bounded.value.shape, self.material.sizes),
             compute=self.compute,
-            tensor_cores=self.material.device.type == "cuda",
+            tensor_cores=self.material.candidate_device.type == "cuda",
         )
 
     @cached_property

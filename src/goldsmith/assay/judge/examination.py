@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ...core.tracing import TargetError
 from ..declare.binding import inputs_and_scalars
-from ..declare.case import Case
+from ..declare.case import LARGE, Case
 from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
-from ..execute import hooks, interpreter, raised
+from ..execute import device_moves, hooks, interpreter, raised
 from ..execute.memory import NAN_FILL, ZERO_FILL
 from ..execute.records import CandidateRun, Material, RunSettings
 from ..execute.run import execute
@@ -88,10 +89,12 @@ class Examination:
         seed: int,
         selected: frozenset[str],
         label: str,
+        *,
+        on_device: bool = False,
     ):
         self.key = uuid.uuid4().hex  # of the first run's results, whose memory is kept
         self.target, self.case, self.dtype, self.device, self.seed = target, case, dtype, device, seed
-        self.selected, self.label = selected, label
+        self.selected, self.label, self.on_device = selected, label, on_device
         self.findings: list[Finding] = []
         self.notes: list[Note] = []
         self.rows: list[Row] = []
@@ -113,11 +116,25 @@ class Examination:
         self._first: CandidateRun | None = None
         self._ref: GoldenResults | None = None
 
+    def on_its_device(self) -> Examination:
+        """A new examination of the same case whose golden runs on the candidate's device, however small the case is."""
+        same = (self.target, self.case, self.dtype, self.device, self.seed, self.selected, self.label)
+        return Examination(*same, on_device=True)
+
     # material and runs
 
     def draw(self, case: Case) -> Material:
-        """Draw the case's inputs."""
-        supply = case.build(self.dtype, self.device, self.seed)
+        """Draw the case's inputs: on the CPU where the golden can run there, otherwise on the candidate's device."""
+        device = torch.device(self.device)
+        if device.type != "cpu" and not self.on_device and LARGE not in case.tags:
+            with suppress(TargetError):  # of a draw that holds tensors on the device
+                placed = device_moves.placed(self._drawn(case, torch.device("cpu")), device)
+                if placed is not None:
+                    return placed
+        return self._drawn(case, device)
+
+    def _drawn(self, case: Case, device: torch.device) -> Material:
+        supply = case.build(self.dtype, device, self.seed)
         inputs, scalars = inputs_and_scalars(supply)
         return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
 

@@ -19,7 +19,7 @@ WIDER = f"a repeat with the same inputs gives another result, {APART}"
 
 
 def run(examination: Examination) -> None:
-    on_cpu = examination.material.device.type == "cpu"
+    on_cpu = examination.material.candidate_device.type == "cpu"
     for i in range(COUNT - examination.repeated if on_cpu else COUNT):
         label = f"repeat {i + 1}"
         again = examination.execute(NAME, label)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..workers.messages import CheckRequest, ListRequest
     from .checks import Check
 
+WORTH_A_WORKER = 10.0  # estimated seconds of cases for which another worker starts CUDA
 INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
 
 
@@ -129,9 +130,14 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
 
 
 def _workers_per_gpu(outcome: VerifyOutcome) -> int:
-    """How many workers may share a GPU: one per 5 GiB. A case that then lacks memory runs again alone."""
+    """How many workers may share a GPU: one per 5 GiB. A case that then lacks memory runs again alone.
+
+    Each has to start CUDA, which takes longer than a few small cases; so there are not more than the cases pay for.
+    """
     cards = outcome.machine["gpus"]
-    return max(1, int(cards[0]["memory_gib"] // 5)) if cards else 1
+    cost = sum(job.cost for check in outcome.checks for job in check.jobs)
+    fit = int(cards[0]["memory_gib"] // 5) if cards else 1
+    return max(1, min(fit, round(cost / WORTH_A_WORKER)))
 
 
 def _list_checks(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
@@ -206,7 +212,7 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
         for alone in (False, True):
             if alone:
                 pool.size = 1  # these ran out of memory while other workers ran
-            for job, reply in pool.run(retried if alone else jobs):
+            for job, reply in pool.run(retried if alone else jobs, group=lambda job: (job["check"], job["dtype"])):
                 check, dtype = outcome.checks[job["check"]], job["dtype"]
                 case = job["label"]
                 if isinstance(reply, Died):

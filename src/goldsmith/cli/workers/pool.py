@@ -12,8 +12,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -75,6 +75,7 @@ class _Worker:
     ) -> None:
         self.number, self.inbox, self.zygote = number, inbox, zygote
         self.job: WorkerRequest | None = None
+        self.group: object = None  # of the latest job
         self.since = 0.0  # when it got the request
         self.ready = False
         self.broken = ""  # what it sent that is no reply
@@ -216,9 +217,15 @@ class Pool:
             return reply
         raise WorkersFailed("no worker answered")
 
-    def run(self, jobs: Iterable[RequestT]) -> Iterator[tuple[RequestT, WorkerReply | Died]]:
-        """Yield (job, reply) as jobs finish; for a worker that dies the reply is a `Died`, and a new worker starts."""
-        pending = deque(jobs)
+    def run(
+        self, jobs: Iterable[RequestT], *, group: Callable[[RequestT], object] = id
+    ) -> Iterator[tuple[RequestT, WorkerReply | Died]]:
+        """Yield (job, reply) as jobs finish; for a worker that dies the reply is a `Died`, and a new worker starts.
+
+        group   of a job: one worker gets jobs of one group as long as there are any, because they use the same compiled
+                kernels, which otherwise every worker would compile at the same time
+        """
+        pending = [(group(job), job) for job in jobs]
         open_jobs = len(pending)
         while open_jobs:
             busy = sum(w.job is not None for w in self.workers)
@@ -226,7 +233,7 @@ class Pool:
                 self._start()
             for worker in self.workers:
                 if worker.ready and worker.job is None and pending:
-                    worker.job = pending.popleft()
+                    worker.group, worker.job = pending.pop(self._choice(worker, [each for each, _ in pending]))
                     worker.send(worker.job)
             worker, reply = self._next()
             if reply is None:
@@ -254,6 +261,14 @@ class Pool:
                 open_jobs -= 1
                 died_there = reply.get("died")
                 yield job, reply if died_there is None else Died(died_there["how"], died_there["stderr"])
+
+    def _choice(self, worker: _Worker, groups: Sequence[object]) -> int:
+        """The number of the worker's next job, among those of these groups: the first of its own group, otherwise of a
+        group on which no worker is, otherwise of the group with most jobs."""
+        left = Counter(groups)
+        begun = {w.group for w in self.workers if w.job is not None}
+        wanted = min(left, key=lambda g: (g != worker.group, g in begun, -left[g] if g in begun else 0))
+        return groups.index(wanted)
 
     def _next(self) -> tuple[_Worker, WorkerReply | None]:
         while True:

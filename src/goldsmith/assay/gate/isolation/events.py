@@ -30,6 +30,10 @@ _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+_COMPILERS = tuple(
+    os.sep + os.path.join(*name.split("/"))
+    for name in ("triton/", "torch/_inductor/", "torch/_dynamo/", "torch/utils/cpp_extension.py", "numba/")
+)
 _SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/", "/usr/")
 
 
@@ -100,18 +104,26 @@ class EventLog:
         full = os.path.abspath(path)
         if full.startswith((*self.places, *_SYSTEM)) or any(part in full for part in _LIBRARIES):
             return
-        if self.importing and full.startswith(self.own):
+        if full.startswith(self.own) and (self.importing or self._called_by_compiler()):
             return
         if not full.endswith((".py", ".pyc", ".so")) and "__pycache__" not in full:
             self._note("file", full, mode)
 
+    def _called_by_compiler(self) -> bool:
+        """Whether a compiler makes the call: sources, caches and temporary files of kernels are written at a call."""
+        frame = self._caller()
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(self.own):
+                return False
+            if any(part in name for part in _COMPILERS):
+                return True
+            frame = frame.f_back
+        return False
+
     def _called_by_candidate(self, *, deep: bool = False) -> bool:
         """Whether the candidate's file makes the call, by itself or through `inspect`; deep: through anything."""
-        self.inside = True
-        try:
-            frame: types.FrameType | None = sys._getframe(2)
-        finally:
-            self.inside = False
+        frame = self._caller()
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(self.own):
@@ -122,6 +134,14 @@ class EventLog:
                 return False
             frame = frame.f_back
         return False
+
+    def _caller(self) -> types.FrameType | None:
+        """The frame that called the hook, without a note about that look at frames."""
+        self.inside = True
+        try:
+            return sys._getframe(3)
+        finally:
+            self.inside = False
 
 
 def _left_running() -> dict[str, object]:
