@@ -301,12 +301,8 @@ def test_the_length_of_a_prompt_is_checked_before_it_runs(model):
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
     output = []
-    command = GenerateRun(
-        SimpleNamespace(max_new_tokens=most, dense_format="exact", compute="exact"),
-        [],
-        {},
-        SimpleNamespace(note=output.append),
-    )
+    arguments = SimpleNamespace(max_new_tokens=most, dense_format="exact", compute="exact")
+    command = GenerateRun(arguments, [], {}, SimpleNamespace(note=output.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
     command._warn_about_differences(offloaded, 1)
@@ -392,3 +388,12 @@ def test_a_prompt_from_stdin_that_is_not_text_is_reported_like_a_file(model, tmp
         done = run(model, "--prompt-file", name, stdin=stdin)
         assert done.exit_code == 2
         assert " ".join(done.stderr.split()) == f"--prompt-file {name} cannot be read: it is not UTF-8 text."
+
+
+def test_formats_of_the_dense_part_and_integer_products_are_said_and_refused():
+    done = run(SHAKESPEARE, "--prompt", "A", "--format", "int4", "--dense-format", "int8", "--compute", "int8")
+    notes = " ".join(done.stderr.split())
+    assert done.exit_code == 0, notes
+    assert "--dense-format int8 rounds the weights of the other linear layers" in notes and "--compute int8" in notes
+    done = run(SHAKESPEARE, "--prompt", "A", "--compute", "int8")
+    assert done.exit_code == 2 and "multiplies codes of int8, int4, int4_asym" in " ".join(done.stderr.split())
