@@ -85,6 +85,11 @@ static const gs_field rows[] = {
     FIELD(gs_moe_args, dgate_up_bias),
     FIELD(gs_moe_args, ddown_bias),
 
+    STRUCTURE(gs_linear_args),
+    FIELD(gs_linear_args, size),
+    FIELD(gs_linear_args, weight),
+    FIELD(gs_linear_args, bias),
+
     {nullptr, nullptr, 0, 0},
 };
 

@@ -29,6 +29,8 @@ struct Table {
     int64_t moe_rows;  // the most routes of a segment of a grouping
     void (*moe_forward)(const gs_moe_args& args, const Grouping& grouping);
     void (*moe_backward)(const gs_moe_args& args, const Grouping& grouping);
+    // rows: x and y as those of a layer with one expert
+    void (*linear)(const gs_linear_args& args, const gs_moe_args& rows, const Grouping& grouping);
 };
 
 // The kernels of the chosen level.

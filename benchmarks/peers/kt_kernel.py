@@ -27,7 +27,8 @@ from goldsmith.core import native
 from goldsmith.experts._conventions import FACTORS, TARGETS
 from goldsmith.experts.benchmarks import DRAWN
 from goldsmith.experts.packed.formats import Codes
-from goldsmith.experts.packed.layout import Layout, read_matrix
+from goldsmith.experts.packed.layout import Layout
+from goldsmith.experts.packed.panels import read_matrix
 
 NAME = "kt-kernel"
 VARIANTS = ("avx512_bf16", "amx")  # variants with training kernels

@@ -1,5 +1,5 @@
-// The arguments of experts.moe in the C ABI; plain C, because goldsmith.h includes it. A tensor without dtype is
-// absent.
+// The arguments of experts.moe and experts.linear in the C ABI; plain C, because goldsmith.h includes it. A tensor
+// without dtype is absent.
 #pragma once
 
 // PLAIN: row-major in the caller's tensors. The others are in blobs of 16-row panels (experts/packed/layout.py).
@@ -67,6 +67,16 @@ typedef struct {
     gs_tensor dgate_up, ddown, dgate_up_bias, ddown_bias;
 } gs_moe_args;
 
+// A weight [N, K] of experts.linear, and a bias [N] or none.
+typedef struct {
+    size_t size;
+    gs_matrix weight;
+    gs_tensor bias;
+} gs_linear_args;
+
+// y = x W^T + bias for contiguous x [rows, K] and y [rows, N] in `dtype`, float32 or bfloat16.
+GS_API gs_status gs_linear(const gs_linear_args* args, const void* x, void* y, int64_t rows, gs_dtype dtype,
+                           int32_t threads);
 GS_API gs_status gs_moe_forward(const gs_moe_args* args);
 GS_API gs_status gs_moe_backward(const gs_moe_args* args);
 

@@ -1,10 +1,11 @@
-// The forward and backward of experts.moe for one level.
+// The forward and backward of experts.moe, and experts.linear, for one level.
 #pragma once
 
 #include "tiles/backward.h"
 #include "tiles/forward.h"
 #include "vectors/backward.h"
 #include "vectors/forward.h"
+#include "vectors/linear.h"
 
 namespace gs::GS_LEVEL {
 
@@ -20,6 +21,10 @@ inline void moe_backward(const gs_moe_args& args, const Grouping& grouping) {
     if (TileCall::takes(args, grouping)) return TileBackward(args, grouping).run();
 #endif
     Backward(args, grouping).run();
+}
+
+inline void linear(const gs_linear_args& args, const gs_moe_args& rows, const Grouping& grouping) {
+    Linear(args, rows, grouping).run();
 }
 
 }  // namespace gs::GS_LEVEL

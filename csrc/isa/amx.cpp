@@ -77,6 +77,7 @@ void fill(Table& table) {
     table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
+    table.linear = linear;
 #if !defined(GS_TILES_IN_SOFTWARE)
     table.peak[GS_AMX_BF16] = bf16;
     table.peak[GS_AMX_INT8] = int8;

@@ -17,6 +17,7 @@ void fill(Table& table) {
     table.moe_rows = ROWS;
     table.moe_forward = moe_forward;
     table.moe_backward = moe_backward;
+    table.linear = linear;
     table.peak[GS_VNNI] = dot;
 }
 

@@ -92,7 +92,7 @@ def test_the_enums_of_the_header_match_the_python_code():
     assert native.library().gs_level_name(len(LEVELS)) is None and native.library().gs_level_name(-1) is None
     words = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     words |= {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
-    tensors = {f"GS_{word}": native._DTYPES[dtype] for word, dtype in words.items()}
+    tensors = {f"GS_{word}": native.DTYPES[dtype] for word, dtype in words.items()}
     assert enumeration("GS_NONE") == tensors | {"GS_NONE": 0, "GS_E8M0": _native_abi.SCALES[torch.uint8]}
     assert enumeration("GS_READ") == {f"GS_{probe.upper()}": i for i, probe in enumerate(native.PROBES)}
     assert set(enumeration("GS_OK").values()) == {0, *native._RAISES}

@@ -9,17 +9,18 @@
 namespace gs::GS_LEVEL {
 
 #if defined(__AVX512F__)
-constexpr int FEW = 4;  // most rows: each has its sums in four chains, which hide the latency of additions
+constexpr int FEW = 4;  // most rows at once: each has its sums in four chains, which hide the latency of additions
 #else
 constexpr int FEW = 2;
 #endif
+constexpr int MOST_FEW = 8;  // most rows; those after the first FEW read a panel from L1
 constexpr int CHAINS = 4;
 // Distance in bytes of prefetches, which go to L2, because it supports more outstanding lines than L1.
 constexpr int64_t AHEAD = 8192;
 
 // The rows as floats, or as words of two neighbouring bfloat16, padded to a whole word of the matrix's codes.
 struct Lines {
-    const void* row[FEW];
+    const void* row[MOST_FEW];
     bool pairs;
 };
 
@@ -118,7 +119,7 @@ template <class Code> struct PairOperands {
 
 // sums[t][0..15] += the 16 outputs of a panel, all inputs
 template <class Code, class Operands, int M>
-void add_panel(const gs_matrix& m, const Panel& panel, const Lines& lines, float* sums) {
+void add_panel(const gs_matrix& m, const Panel& panel, const void* const* rows, float* sums) {
     constexpr int each = Operands::count;                        // operands per word
     constexpr int together = each < CHAINS ? CHAINS / each : 1;  // words whose operands fill all chains
     const int64_t words = (m.cols + Code::per_word - 1) / Code::per_word;
@@ -152,7 +153,7 @@ void add_panel(const gs_matrix& m, const Panel& panel, const Lines& lines, float
             for (int j = 0; j < n * each; ++j)
 #pragma GCC unroll 4
                 for (int t = 0; t < M; ++t)
-                    sum[t][j % CHAINS] = Operands::add(sum[t][j % CHAINS], codes[j], lines.row[t], word * each + j);
+                    sum[t][j % CHAINS] = Operands::add(sum[t][j % CHAINS], codes[j], rows[t], word * each + j);
             word += n;
         };
         if constexpr (together > 1)
@@ -247,13 +248,20 @@ void add_plain(const gs_matrix& m, const Panel& panel, const Lines& lines, int64
 
 template <class Code, class Operands>
 void add_packed(const gs_matrix& m, const Panel& panel, const Lines& lines, int64_t count, float* sums) {
-    switch (count) {
-        case 1: return add_panel<Code, Operands, 1>(m, panel, lines, sums);
-        case 2: return add_panel<Code, Operands, 2>(m, panel, lines, sums);
+    const int64_t blocks = (count + FEW - 1) / FEW;
+    for (int64_t i = 0, begin = 0; i < blocks; ++i) {
+        const int64_t end = count * (i + 1) / blocks;
+        const void* const* rows = lines.row + begin;
+        float* to = sums + begin * STRIPE;
+        switch (end - begin) {
+            case 1: add_panel<Code, Operands, 1>(m, panel, rows, to); break;
+            case 2: add_panel<Code, Operands, 2>(m, panel, rows, to); break;
 #if defined(__AVX512F__)
-        case 3: return add_panel<Code, Operands, 3>(m, panel, lines, sums);
-        default: return add_panel<Code, Operands, 4>(m, panel, lines, sums);
+            case 3: add_panel<Code, Operands, 3>(m, panel, rows, to); break;
+            default: add_panel<Code, Operands, 4>(m, panel, rows, to); break;
 #endif
+        }
+        begin = end;
     }
 }
 

@@ -128,7 +128,7 @@ private:
                 int worker) {
         const int stripes = down_span / STRIPE;
         for (int64_t i = 0; i < count * stripes; ++i) clear(block(scratch, i), s.count);
-        const bool quick = few(s) && packed(args.slices[0].down);
+        const bool quick = few_back(s) && packed(args.slices[0].down);
         if (quick) {
             const FloatLines lines = lay_few_floats(dy, grouping.order + s.begin, s, 0, outer, worker);
             for (int64_t i = 0; i < count; ++i) {
@@ -259,7 +259,7 @@ private:
                           scratch, worker);
             }
             const gs_matrix& any = args.slices[0].gate;  // up's format is the same
-            for (int64_t i = 0; i < count && !(few(s) && packed(any)); ++i)
+            for (int64_t i = 0; i < count && !(few_back(s) && packed(any)); ++i)
                 order_inputs(any, s, block(scratch, i * gate_span / STRIPE));
             for (int64_t i = 0; i < stripes && i * STRIPE < width; ++i) {
                 add_lora(s, args.gate, dg_gate.data(), gate, col + i * STRIPE, outer, scratch, block(scratch, i));
@@ -282,7 +282,7 @@ private:
     // sums += d W, for gate or up of a slice; `after`: the weights that are multiplied next
     void add_slice(const Segment& s, const gs_slice& slice, const gs_matrix& m, const Rows& d, int64_t col,
                    int64_t count, const Next& after, const Scratch& scratch, int worker) const {
-        if (few(s) && packed(m)) {
+        if (few_back(s) && packed(m)) {
             const FloatLines lines = lay_few_floats(d, nullptr, s, slice.begin, slice.end - slice.begin, worker);
             for (int64_t i = 0; i < count; ++i)
                 add_few_inputs(m, s.expert, col + i * gate_span, lines, s.count, ROWS * STRIPE, scratch.stripes,

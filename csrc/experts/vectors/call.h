@@ -33,7 +33,7 @@ struct Call {
           more_(arena.each<float>(ROWS * STRIPE)),
           words_(arena.each<uint32_t>(HAS_PAIRS ? DEPTH / 2 * STRIPE : 0)),
           sheet_(arena.shared<char>(tiled ? (p.routes + 16) * sheet_columns(outer) * 2 : 0)),
-          lines_(arena.each<float>(any_few(p) ? FEW * longest() : 0)) {}
+          lines_(arena.each<float>(any_few(p) ? MOST_FEW * longest() : 0)) {}
 
     int64_t ranks(const gs_lora& lora) const { return given(lora.a) ? lora.a.sizes[1] : 0; }
 
@@ -132,7 +132,9 @@ struct Call {
     }
 
     // Whether a segment has so few rows that codes are multiplied as they arrive from memory.
-    static bool few(const Segment& s) { return s.count <= FEW; }
+    static bool few(const Segment& s) { return s.count <= MOST_FEW; }
+    // The same for the products of a backward, which keep their sums in memory.
+    static bool few_back(const Segment& s) { return s.count <= FEW; }
 
     static bool all_few(const Grouping& p) {
         for (int64_t i = 0; i < p.segment_count; ++i)

@@ -24,7 +24,7 @@ from .device import BackendUnavailable
 
 LEVELS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 PROBES = ("read", "fma", "vnni", "dot_bf16", "amx_int8", "amx_bf16", "amx_l1", "amx_l2", "amx_stream")
-_DTYPES = {
+DTYPES = {
     torch.float32: 1,
     torch.bfloat16: 2,
     torch.float16: 3,
@@ -86,11 +86,11 @@ class _Field(ctypes.Structure):
 def put(tensor: torch.Tensor, into: ctypes.Structure, offset: int) -> None:
     """Write the TensorView of a CPU tensor into a structure in one step; field by field takes 6 us."""
     # otherwise the library would read and write at a foreign address
-    if not tensor.is_cpu or tensor.dtype not in _DTYPES:
+    if not tensor.is_cpu or tensor.dtype not in DTYPES:
         raise RuntimeError(f"native: the kernels do not support a {tensor.dtype} tensor on {tensor.device}")
     shape = tensor.shape
     rank = len(shape)
-    _VIEWS[rank].pack_into(into, offset, tensor.data_ptr(), _DTYPES[tensor.dtype], rank, *shape, *tensor.stride())
+    _VIEWS[rank].pack_into(into, offset, tensor.data_ptr(), DTYPES[tensor.dtype], rank, *shape, *tensor.stride())
 
 
 def threads() -> int:

@@ -16,7 +16,9 @@ from ..core.native import Structure, TensorView, check, library, put, threads
 from ._conventions import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
 from .dropout import seed_and_numbers
-from .packed.layout import Layout, LayoutSlice
+from .packed.layout import Layout
+from .packed.matrix import MatrixLayout
+from .packed.panels import LayoutSlice
 
 PLAIN = {torch.float32: 1, torch.bfloat16: 2}
 PACKED = {"fp32": 3, "bf16": 4, "int8": 5, "fp8_block": 6, "int4": 7, "int4_asym": 8, "mxfp4": 9}
@@ -69,6 +71,15 @@ _TENSORS: list[tuple[str, Any]] = [
 class MoeArgs(Structure):
     _c_name_ = "gs_moe_args"
     _fields_ = _SCALARS + _TENSORS
+
+
+class LinearArgs(Structure):
+    _c_name_ = "gs_linear_args"
+    _fields_ = [
+        ("size", c_size_t),
+        ("weight", Matrix),
+        ("bias", TensorView),
+    ]
 
 
 # One pack_into writes all scalars, and each tensor view goes to its offset: setting field by field took 60 us more.
@@ -151,9 +162,9 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Array[SliceStruct]
     layout = Layout.parse(text)
     cut = [
         SliceStruct(
-            gate=_packed(layout, gate_up, wide, 0),
-            up=_packed(layout, gate_up, wide, 1),
-            down=_packed(layout, down, narrow, 0),
+            gate=packed_matrix(layout, gate_up, wide, 0),
+            up=packed_matrix(layout, gate_up, wide, 1),
+            down=packed_matrix(layout, down, narrow, 0),
             begin=begin,
             end=end,
         )
@@ -183,7 +194,7 @@ def _plain(weight: PlainWeight, first: int, rows: int) -> Matrix:
     )
 
 
-def _packed(layout: Layout, blob: int, place: LayoutSlice, part: int) -> Matrix:
+def packed_matrix(layout: Layout | MatrixLayout, blob: int, place: LayoutSlice, part: int) -> Matrix:
     return Matrix(
         data=blob + place.offset + place.parts[part], rows=place.rows, cols=place.inputs,
         expert_bytes=place.expert_stride, panel_bytes=place.panel_bytes, scales=place.scales_at, zeros=place.zeros_at,

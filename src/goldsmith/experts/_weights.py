@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..core.tracing import constants
 from .packed.formats import decode
-from .packed.layout import Layout, read_matrix
+from .packed.layout import Layout
+from .packed.panels import read_matrix
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""Experts: the experts of a layer as a module."""
+"""Experts: the experts of a layer as a module; PackedLinear: a dense layer with a packed weight."""
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
+import torch
 from torch import Tensor, nn
 
 from ..core.shapes import check_choice
@@ -9,8 +12,12 @@ from ._arguments import Base, base_of
 from ._checks import check_activation
 from ._conventions import finite
 from ._weights import sizes
+from .linear.op import linear
 from .lora import LoRA
 from .moe.op import MOE, moe
+from .packed.matrix import PackedMatrix, pack_matrix
+
+Weights = TypeVar("Weights")
 
 
 class Experts(nn.Module):
@@ -76,13 +83,53 @@ class Experts(nn.Module):
         return f"activation={self.activation!r}{limit}, backend={self.backend!r}"
 
 
-class _SharedBase:
-    """Holds a base outside a module's parameters; deep copies of the module share it."""
+class PackedLinear(nn.Module):
+    """y = x W^T + bias: `experts.linear` with a frozen weight, in place of a torch.nn.Linear
 
-    def __init__(self, value: Base) -> None:
+    The state dict has the bias only, as a buffer: the weight is not copied, moved or converted.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, weight: PackedMatrix, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self._weight = _SharedBase(weight)
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def of(
+        cls,
+        layer: nn.Linear,
+        *,
+        format: str = "bf16",
+        group_size: int | None = None,
+        scale_dtype: torch.dtype | None = None,
+    ) -> PackedLinear:
+        """The layer with its weight packed by `experts.pack_matrix`, and a copy of its bias."""
+        packed = pack_matrix(layer.weight.detach(), format=format, group_size=group_size, scale_dtype=scale_dtype)
+        return cls(packed, None if layer.bias is None else layer.bias.detach().clone())
+
+    @property
+    def weight(self) -> PackedMatrix:
+        """The weight that was passed to the constructor (the same object)."""
+        return self._weight.value
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features] in x's dtype"""
+        return linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight!r}, bias={self.bias is not None}"
+
+
+class _SharedBase(Generic[Weights]):
+    """Holds weights outside a module's parameters; deep copies of the module share them."""
+
+    def __init__(self, value: Weights) -> None:
         self.value = value
 
-    def __deepcopy__(self, memo: dict) -> _SharedBase:
+    def __deepcopy__(self, memo: dict) -> _SharedBase[Weights]:
         return self
 
 

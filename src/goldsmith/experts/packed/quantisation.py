@@ -6,6 +6,9 @@ clamped. If the rounded scale is 0, every code is 0.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -75,7 +78,15 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
 
 
 def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, intermediate: int) -> int | None:
-    """The group size to use: `group_size`, or the format's default. The ValueError lists sizes that would work."""
+    """`checked_group` for the experts of a layer."""
+    return checked_group(op, fmt, group_size, {"hidden_size": hidden, "intermediate_size": intermediate})
+
+
+def checked_group(op: str, fmt: Format, group_size: int | None, inputs: Mapping[str, int]) -> int | None:
+    """The group size to use: `group_size`, or the format's default. It divides the inputs of every matrix, by name.
+
+    The ValueError lists sizes that would work.
+    """
     if group_size is not None and (isinstance(group_size, bool) or not isinstance(group_size, int)):
         raise TypeError(f"{op}: group_size={group_size!r} is {kind(group_size)}, expected an int or None")
     if fmt.fixed:
@@ -90,14 +101,14 @@ def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, inter
     group = fmt.group if group_size is None else group_size
     if group is None:
         return None
-    if group >= 8 and group % 8 == 0 and hidden % group == 0 and intermediate % group == 0:
+    if group >= 8 and group % 8 == 0 and all(size % group == 0 for size in inputs.values()):
         return group
-    both = [d for d in divisors(hidden) if intermediate % d == 0]
-    would = f"these would work: {', '.join(map(str, both))}" if both and not fmt.fixed else "none would work"
-    others = "" if both and not fmt.fixed else "; int8 without group_size, fp8_block, bf16 and fp32 accept any sizes"
+    common = divisors(math.gcd(*inputs.values()))
+    would = f"these would work: {', '.join(map(str, common))}" if common and not fmt.fixed else "none would work"
+    others = "" if common and not fmt.fixed else "; int8 without group_size, fp8_block, bf16 and fp32 accept any sizes"
     raise ValueError(
         f"{op}: group_size={group}{'' if group_size is not None else f' (of {fmt.name})'} must be a multiple of 8 "
-        f"that divides hidden_size={hidden} and intermediate_size={intermediate}; {would}{others}"
+        f"that divides {' and '.join(f'{name}={size}' for name, size in inputs.items())}; {would}{others}"
     )
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...experts import PackedExperts
-from ...experts.packed.layout import ALIGNMENT, Expert, Layout, up, write_expert
+from ...experts.packed.layout import Expert, Layout, write_expert
+from ...experts.packed.panels import ALIGNMENT, up
 
 PAGE = 4096
 PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # the layout of experts/packed/layout.py; the header names it

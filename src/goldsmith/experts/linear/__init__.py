@@ -1,0 +1,1 @@
+"""experts.linear: a dense product with a packed weight."""
