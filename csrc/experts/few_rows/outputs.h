@@ -117,13 +117,17 @@ template <class Code> struct PairOperands {
 
 #endif
 
-// sums[t][0..15] += the 16 outputs of a panel, all inputs
+// sums[t][0..15] += the 16 outputs of a panel, all inputs. Prefetches the rest of the panel and the begin of `next`,
+// the panel that will be read after it: what nobody reads would cost as much of the memory's time as what somebody
+// reads.
 template <class Code, class Operands, int M>
-void add_panel(const gs_matrix& m, const Panel& panel, const void* const* rows, float* sums) {
+void add_panel(const gs_matrix& m, const Panel& panel, const char* next, const void* const* rows, float* sums) {
     constexpr int each = Operands::count;                        // operands per word
     constexpr int together = each < CHAINS ? CHAINS / each : 1;  // words whose operands fill all chains
     const int64_t words = (m.cols + Code::per_word - 1) / Code::per_word;
     const int64_t group = Code::scaled ? m.group / Code::per_word + (m.group % Code::per_word != 0) : words;
+    const int64_t codes_end = 64 * words, distance = codes_end < AHEAD ? codes_end : AHEAD;
+    const char *const rest = panel.data + distance, *const later = next + distance - codes_end;
     Floats total[M];
 #pragma GCC unroll 4
     for (int t = 0; t < M; ++t) total[t] = zero();
@@ -133,7 +137,7 @@ void add_panel(const gs_matrix& m, const Panel& panel, const void* const* rows, 
         const int64_t end = word + group < words ? word + group : words;
         if constexpr (Code::scaled) {
             operands.begin(m, panel, number);
-            if (number % 2 == 0) fetch(panel.data + m.panel_bytes + m.scales + 32 * number, 64, 1);
+            if (number % 2 == 0) fetch(next + m.scales + 32 * number, 64, 1);
         }
         Floats sum[M][CHAINS];
 #pragma GCC unroll 4
@@ -145,9 +149,9 @@ void add_panel(const gs_matrix& m, const Panel& panel, const void* const* rows, 
             typename Operands::Operand codes[n * each];
 #pragma GCC unroll 4
             for (int i = 0; i < n; ++i) {
-                const char* at = panel.data + 64 * (word + i);
-                __builtin_prefetch(at + AHEAD, 0, 2);
-                operands.of(at, codes + i * each);
+                const int64_t at = 64 * (word + i);
+                __builtin_prefetch((at < codes_end - distance ? rest : later) + at, 0, 2);
+                operands.of(panel.data + at, codes + i * each);
             }
 #pragma GCC unroll 8
             for (int j = 0; j < n * each; ++j)
@@ -247,22 +251,28 @@ void add_plain(const gs_matrix& m, const Panel& panel, const Lines& lines, int64
 }
 
 template <class Code, class Operands>
-void add_packed(const gs_matrix& m, const Panel& panel, const Lines& lines, int64_t count, float* sums) {
+void add_packed(const gs_matrix& m, const Panel& panel, const char* next, const Lines& lines, int64_t count,
+                float* sums) {
     const int64_t blocks = (count + FEW - 1) / FEW;
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = count * (i + 1) / blocks;
         const void* const* rows = lines.row + begin;
         float* to = sums + begin * STRIPE;
         switch (end - begin) {
-            case 1: add_panel<Code, Operands, 1>(m, panel, rows, to); break;
-            case 2: add_panel<Code, Operands, 2>(m, panel, rows, to); break;
+            case 1: add_panel<Code, Operands, 1>(m, panel, next, rows, to); break;
+            case 2: add_panel<Code, Operands, 2>(m, panel, next, rows, to); break;
 #if defined(__AVX512F__)
-            case 3: add_panel<Code, Operands, 3>(m, panel, rows, to); break;
-            default: add_panel<Code, Operands, 4>(m, panel, rows, to); break;
+            case 3: add_panel<Code, Operands, 3>(m, panel, next, rows, to); break;
+            default: add_panel<Code, Operands, 4>(m, panel, next, rows, to); break;
 #endif
         }
         begin = end;
     }
+}
+
+// The panel of a packed matrix that begins with this row.
+inline const char* few_panel(const gs_matrix& m, int64_t expert, int64_t row) {
+    return panel_of(m, expert, row, false).data;
 }
 
 // Prefetches the first panel that add_few will read into L2: nothing else has prefetched it.
@@ -274,12 +284,15 @@ inline void fetch_few(const gs_matrix& m, int64_t expert, int64_t row) {
     if (m.scales > 0) fetch(panel + m.scales, 64, static_cast<int>((m.panel_bytes - m.scales) / 64));
 }
 
-// sums[t][j] += (W line of t)[row + j], j = 0..31
-inline void add_few(const gs_matrix& m, int64_t expert, int64_t row, const Lines& lines, int64_t count, float* sums) {
+// sums[t][j] += (W line of t)[row + j], j = 0..31. following: the panel that will be read after these, or null
+inline void add_few(const gs_matrix& m, int64_t expert, int64_t row, const Lines& lines, int64_t count,
+                    const char* following, float* sums) {
     with_code(m.format, [&](auto code) {
         using Code = decltype(code);
         for (int half = 0; half < 2 && row + 16 * half < m.rows; ++half) {
             const Panel panel = panel_of(m, expert, row + 16 * half, Code::plain);
+            const bool last = half == 1 || row + 16 >= m.rows;
+            const char* next = !last ? panel.data + m.panel_bytes : following ? following : panel.data;
             float* at = sums + 16 * half;
             if constexpr (Code::plain) {
                 add_plain<Code>(m, panel, lines, count, at);
@@ -287,12 +300,12 @@ inline void add_few(const gs_matrix& m, int64_t expert, int64_t row, const Lines
 #if defined(__AVX512BF16__)
                 if constexpr (Code::per_word == 2 || Code::per_word == 8) {
                     if (lines.pairs) {
-                        add_packed<Code, PairOperands<Code>>(m, panel, lines, count, at);
+                        add_packed<Code, PairOperands<Code>>(m, panel, next, lines, count, at);
                         continue;
                     }
                 }
 #endif
-                add_packed<Code, FloatOperands<Code>>(m, panel, lines, count, at);
+                add_packed<Code, FloatOperands<Code>>(m, panel, next, lines, count, at);
             }
         }
     });

@@ -2,7 +2,8 @@
 //   thin    A_gate x and A_up x
 //   hidden  g, u and h, 32 features of a segment's routes at a time
 //   thin    A_down h
-//   output  32 features of y for a chunk of tokens: the rows of its routes, then their sums in the order of the slots
+//   output  32 features of y for a chunk of tokens: the rows of its routes, then their sums in the order of the slots.
+//           With few routes, rows and sums are two phases: then each item reads a long run of one expert's weights
 #pragma once
 
 #include "../int8/products.h"
@@ -12,6 +13,7 @@ namespace gs::GS_LEVEL {
 struct Forward : Call {
     const int64_t panels;                          // panels of y
     const int64_t pieces_at_once, panels_at_once;  // pieces and panels of 32 that one item computes
+    const bool decoding;                           // all segments are few
     const Region<float> gate_thin, up_thin, down_thin, rows;
     const Region<char> h;  // [places, I] in x's dtype
     const Region<uint8_t> bad;
@@ -21,11 +23,14 @@ struct Forward : Call {
         : Call(a, p),
           panels((outer + STRIPE - 1) / STRIPE),
           pieces_at_once(together(p.segment_count * pieces(STRIPE), BLOCKS / 2, all_few(p) ? 16 : 2)),
-          panels_at_once(together(p.chunk_count * panels, PANELS, all_few(p) ? 16 : 2)),
+          panels_at_once(all_few(p) ? together(p.segment_count * panels, PANELS, 16)
+                                    : together(p.chunk_count * panels, PANELS)),
+          decoding(all_few(p)),
           gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
           up_thin(arena.shared<float>(p.routes * ranks(a.up))),
           down_thin(arena.shared<float>(p.routes * ranks(a.down))),
-          rows(arena.each<float>(p.chunk_routes * STRIPE * panels_at_once)),
+          rows(decoding ? arena.shared<float>(a.tokens * slots * panels * STRIPE)
+                        : arena.each<float>(p.chunk_routes * STRIPE * panels_at_once)),
           h(inner_rows()),
           bad(arena.shared<uint8_t>(given(a.flags) ? groups() * a.tokens * slots : 0)),
           int8(*this) {
@@ -58,17 +63,40 @@ struct Forward : Call {
                     [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
                     scratch(worker), down_thin.data());
             });
+        decoding ? few_outputs() : outputs();
+        if (given(args.flags)) join_flags();
+        arena.check();
+    }
+
+private:
+    void outputs() {
         parallel_for(grouping.chunk_count * groups(), [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % groups() * panels_at_once, left = panels - first;
             output(grouping.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
                    after_chunk(item, groups(), panels_at_once), scratch(worker), worker, rows.data(worker));
         });
-        if (given(args.flags)) join_flags();
-        arena.check();
     }
 
-private:
+    void few_outputs() {
+        parallel_for(grouping.segment_count * groups(), [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t first = item % groups() * panels_at_once, left = panels - first;
+            few_output(grouping.segments[item / groups()], first, left < panels_at_once ? left : panels_at_once,
+                       after_segment(item, groups(), panels_at_once), scratch(worker), worker);
+        });
+        const auto finish_panels = [&](int64_t item, int) {
+            const Chunk& chunk = grouping.chunks[item / groups()];
+            const int64_t first = item % groups() * panels_at_once, left = panels - first;
+            write_results(chunk, first, left < panels_at_once ? left : panels_at_once,
+                          rows.data() + chunk.begin * slots * panels * STRIPE + first * STRIPE, panels * STRIPE);
+        };
+        const int64_t items = grouping.chunk_count * groups();
+        constexpr int64_t alone = 1 << 15;  // sums of 2 us: others would take as long to begin
+        if (args.tokens * slots * outer > alone) return parallel_for(items, finish_panels);
+        for (int64_t item = 0; item < items; ++item) finish_panels(item, 0);
+    }
+
     int64_t groups() const { return (panels + panels_at_once - 1) / panels_at_once; }  // groups of panels
 
     // Zeroes the saved rows of skipped slots: they are never used, but they are outputs.
@@ -82,6 +110,7 @@ private:
     }
 
     void first_thin() {
+        if (!ranks(args.gate) && !ranks(args.up)) return;
         const gs_lora* loras[] = {&args.gate, &args.up};
         float* const outs[] = {gate_thin.data(), up_thin.data()};
         if (thin_together())
@@ -104,7 +133,7 @@ private:
     void hidden(const Segment& s, int64_t first, int64_t count, const NextItem& after, const Scratch& scratch,
                 int worker) {
         for (int64_t i = 0; i < 2 * count; ++i) clear(block(scratch, i), s.count);
-        if (few(s) && !int8.on()) add_few_hidden(s, first, count, scratch, worker);
+        if (few(s) && !int8.on()) add_few_hidden(s, first, count, after, scratch, worker);
         const int64_t step = step_of(args.slices[0].gate);
         const auto reach = [&](int64_t k) { return k + step < outer ? k + step : outer; };
         // the weights after those of up in piece i and inputs from k on
@@ -140,17 +169,28 @@ private:
     }
 
     // One matrix after the other, because each is contiguous.
-    void add_few_hidden(const Segment& s, int64_t first, int64_t count, const Scratch& scratch, int worker) const {
+    void add_few_hidden(const Segment& s, int64_t first, int64_t count, const NextItem& after, const Scratch& scratch,
+                        int worker) const {
         const Columns begin = piece(first, STRIPE);
         fetch_few(args.slices[begin.slice].gate, s.expert, begin.first);
-        fetch_few(args.slices[begin.slice].up, s.expert, begin.first);
         const Lines lines = lay_few(x, grouping.order + s.begin, s, 0, args.slices[0].gate, worker);
         for (int64_t part = 0; part < 2; ++part)
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, STRIPE);
                 const gs_slice& slice = args.slices[c.slice];
-                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, block(scratch, 2 * i + part));
+                const char* next = i + 1 < count ? few_feature(part, s.expert, first + i + 1)
+                                   : part == 0   ? few_feature(1, s.expert, first)
+                                                 : few_feature(0, after.expert, after.first);
+                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, next,
+                        block(scratch, 2 * i + part));
             }
+    }
+
+    // The first panel of a piece of gate (0) or up (1).
+    const char* few_feature(int64_t part, int64_t expert, int64_t at) const {
+        const Columns c = piece(at, STRIPE);
+        const gs_slice& slice = args.slices[c.slice];
+        return few_panel(part ? slice.up : slice.gate, expert, c.first);
     }
 
     // Row by row instead of piece by piece, so that each row is written contiguously.
@@ -200,7 +240,7 @@ private:
     void output(const Chunk& chunk, int64_t first, int64_t count, const NextItem& later, const Scratch& scratch,
                 int worker, float* results) {
         const Rows hs = places(h);
-        const int64_t all = count * STRIPE, col = first * STRIPE, width = outer - col < all ? outer - col : all;
+        const int64_t col = first * STRIPE;
         for (int64_t at = chunk.first; at < chunk.last; ++at) {
             const Segment& s = grouping.parts[at];
             if (at + 1 < chunk.last && few(grouping.parts[at + 1]))
@@ -211,10 +251,21 @@ private:
             for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, scratch, block(scratch, i));
             scatter_rows(grouping, s, chunk.begin * slots, count, scratch, results);
         }
-        if (given(args.rows))
-            write_rows(chunk, first / panels_at_once, col, width, all, results);
-        else
-            write_sums(chunk, col, width, all, results);
+        write_results(chunk, first, count, results, count * STRIPE);
+    }
+
+    // The same for a segment, whose rows are kept for the sums.
+    void few_output(const Segment& s, int64_t first, int64_t count, const NextItem& later, const Scratch& scratch,
+                    int worker) {
+        const Rows hs = places(h);
+        for (int64_t i = 0; i < count; ++i) clear(block(scratch, i), s.count);
+        for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, later, i, hs, first, count, scratch, worker);
+        for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, scratch, block(scratch, i));
+        for (int64_t i = 0; i < s.count; ++i) {
+            float* row = rows.data() + (grouping.order[s.begin + i] * panels + first) * STRIPE;
+            for (int64_t k = 0; k < count; ++k)
+                std::memcpy(row + k * STRIPE, block(scratch, k) + i * STRIPE, STRIPE * 4);
+        }
     }
 
     void add_slice(const Segment& s, const NextItem& after, int64_t index, const Rows& hs, int64_t first, int64_t count,
@@ -230,8 +281,13 @@ private:
         }
         if (few(s)) {
             const Lines lines = lay_few(hs, nullptr, s, slice.begin, slice.down, worker);
-            for (int64_t i = 0; i < count; ++i)
-                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, block(scratch, i));
+            for (int64_t i = 0; i < count; ++i) {
+                const bool last = index + 1 == args.slice_count;
+                const char* next = i + 1 < count ? few_panel(slice.down, s.expert, (first + i + 1) * STRIPE)
+                                   : last        ? few_panel(args.slices[0].down, after.expert, after.first * STRIPE)
+                                                 : few_panel(args.slices[index + 1].down, s.expert, first * STRIPE);
+                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, next, block(scratch, i));
+            }
             return;
         }
         const int64_t step = step_of(slice.down), size = slice.end - slice.begin;
@@ -262,13 +318,25 @@ private:
             for (int64_t j = 0; j < width; ++j) sums[i * STRIPE + j] += matrix_of(args.down_bias).at(s.expert, col + j);
     }
 
-    void write_sums(const Chunk& chunk, int64_t col, int64_t width, int64_t all_columns, const float* results) const {
+    // Writes y, or a row for each slot, from the rows of a chunk's routes: `results` is the first one, `stride` floats
+    // before the next, from panel `first` on.
+    void write_results(const Chunk& chunk, int64_t first, int64_t count, float* results, int64_t stride) const {
+        const int64_t all_columns = count * STRIPE, col = first * STRIPE;
+        const int64_t width = outer - col < all_columns ? outer - col : all_columns;
+        if (given(args.rows))
+            write_rows(chunk, first / panels_at_once, col, width, all_columns, results, stride);
+        else
+            write_sums(chunk, col, width, all_columns, results, stride);
+    }
+
+    void write_sums(const Chunk& chunk, int64_t col, int64_t width, int64_t all_columns, const float* results,
+                    int64_t stride) const {
         alignas(64) float total[PANELS * STRIPE];
         for (int64_t t = chunk.begin; t < chunk.end; ++t) {
             std::memset(total, 0, static_cast<size_t>(all_columns) * 4);
             for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
                 if (id_at(args, route) < 0) continue;
-                const float* row = results + (route - chunk.begin * slots) * all_columns;
+                const float* row = results + (route - chunk.begin * slots) * stride;
                 const Floats w = all(weight_at(args, route));
                 for (int64_t j = 0; j < all_columns; j += LANES)
                     store(total + j, fma(w, load(row + j), load(total + j)));
@@ -277,10 +345,10 @@ private:
         }
     }
 
-    void write_rows(const Chunk& chunk, int64_t group, int64_t col, int64_t width, int64_t all_columns,
-                    float* results) const {
+    void write_rows(const Chunk& chunk, int64_t group, int64_t col, int64_t width, int64_t all_columns, float* results,
+                    int64_t stride) const {
         for (int64_t route = chunk.begin * slots; route < chunk.end * slots; ++route) {
-            float* row = results + (route - chunk.begin * slots) * all_columns;
+            float* row = results + (route - chunk.begin * slots) * stride;
             if (id_at(args, route) < 0) std::memset(row, 0, static_cast<size_t>(all_columns) * 4);
             write(static_cast<char*>(args.rows.data) + (route * outer + col) * 4, false, width, row);
             if (!given(args.flags)) continue;

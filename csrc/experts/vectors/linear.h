@@ -28,38 +28,42 @@ struct Linear : Call {
             [[maybe_unused]] const Tiles tiles;
             const int64_t first = item % items * panels_at_once, left = panels - first;
             outputs(grouping.segments[item / items], first, left < panels_at_once ? left : panels_at_once,
-                    scratch(worker), worker);
+                    after_segment(item, items, panels_at_once).first, scratch(worker), worker);
         });
         arena.check();
     }
 
 private:
-    void outputs(const Segment& s, int64_t first, int64_t count, const Scratch& scratch, int worker) const {
+    // later: the first panel of this worker's next item
+    void outputs(const Segment& s, int64_t first, int64_t count, int64_t later, const Scratch& scratch,
+                 int worker) const {
         for (int64_t i = 0; i < count; ++i) clear(block(scratch, i), s.count);
         if (few(s))
-            add_few_outputs(s, first, count, scratch, worker);
+            add_few_outputs(s, first, count, later, scratch, worker);
         else
-            add_many_outputs(s, first, count, scratch);
+            add_many_outputs(s, first, count, later, scratch);
         for (int64_t i = 0; i < s.count; ++i)
             for (int64_t k = 0; k < count; ++k)
                 write_row(grouping.order[s.begin + i], (first + k) * STRIPE, block(scratch, k) + i * STRIPE);
     }
 
-    void add_few_outputs(const Segment& s, int64_t first, int64_t count, const Scratch& scratch, int worker) const {
+    void add_few_outputs(const Segment& s, int64_t first, int64_t count, int64_t later, const Scratch& scratch,
+                         int worker) const {
         fetch_few(weight, s.expert, first * STRIPE);
         const Lines lines = lay_few(x, grouping.order + s.begin, s, 0, weight, worker);
         for (int64_t i = 0; i < count; ++i)
-            add_few(weight, s.expert, (first + i) * STRIPE, lines, s.count, block(scratch, i));
+            add_few(weight, s.expert, (first + i) * STRIPE, lines, s.count,
+                    few_panel(weight, s.expert, (i + 1 < count ? first + i + 1 : later) * STRIPE), block(scratch, i));
     }
 
-    void add_many_outputs(const Segment& s, int64_t first, int64_t count, const Scratch& scratch) const {
+    void add_many_outputs(const Segment& s, int64_t first, int64_t count, int64_t later, const Scratch& scratch) const {
         const int64_t step = step_of(weight);
         const auto reach = [&](int64_t k) { return k + step < outer ? k + step : outer; };
         for (int64_t k = 0; k < outer; k += step) {
             const Left left = lay_routes(x, s, k, reach(k), weight, scratch);
             for (int64_t i = 0; i < count; ++i) {
-                const bool more = i + 1 < count;
-                const int64_t next = more ? first + i + 1 : first, from = more ? k : k + step < outer ? k + step : 0;
+                const bool more = i + 1 < count, last = !more && k + step >= outer;
+                const int64_t next = more ? first + i + 1 : last ? later : first, from = more ? k : last ? 0 : k + step;
                 add_outputs(weight, s, (first + i) * STRIPE, k, reach(k), left, scratch, block(scratch, i),
                             outputs_ahead(weight, s.expert, next * STRIPE, from, reach(from)));
             }
