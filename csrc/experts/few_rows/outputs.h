@@ -250,24 +250,29 @@ void add_plain(const gs_matrix& m, const Panel& panel, const Lines& lines, int64
     }
 }
 
-template <class Code, class Operands>
-void add_packed(const gs_matrix& m, const Panel& panel, const char* next, const Lines& lines, int64_t count,
-                float* sums) {
+// Calls action(begin, M) for blocks of M rows, a constant of at most FEW; 5 rows are 3 and 2.
+template <class Action> void in_blocks(int64_t count, const Action& action) {
     const int64_t blocks = (count + FEW - 1) / FEW;
     for (int64_t i = 0, begin = 0; i < blocks; ++i) {
         const int64_t end = count * (i + 1) / blocks;
-        const void* const* rows = lines.row + begin;
-        float* to = sums + begin * STRIPE;
         switch (end - begin) {
-            case 1: add_panel<Code, Operands, 1>(m, panel, next, rows, to); break;
-            case 2: add_panel<Code, Operands, 2>(m, panel, next, rows, to); break;
+            case 1: action(begin, std::integral_constant<int, 1>{}); break;
+            case 2: action(begin, std::integral_constant<int, 2>{}); break;
 #if defined(__AVX512F__)
-            case 3: add_panel<Code, Operands, 3>(m, panel, next, rows, to); break;
-            default: add_panel<Code, Operands, 4>(m, panel, next, rows, to); break;
+            case 3: action(begin, std::integral_constant<int, 3>{}); break;
+            default: action(begin, std::integral_constant<int, 4>{}); break;
 #endif
         }
         begin = end;
     }
+}
+
+template <class Code, class Operands>
+void add_packed(const gs_matrix& m, const Panel& panel, const char* next, const Lines& lines, int64_t count,
+                float* sums) {
+    in_blocks(count, [&](int64_t begin, auto many) {
+        add_panel<Code, Operands, decltype(many)::value>(m, panel, next, lines.row + begin, sums + begin * STRIPE);
+    });
 }
 
 // The panel of a packed matrix that begins with this row.

@@ -1,6 +1,7 @@
 // Integer products: rows rounded to 8 bits per row and group, times the codes of a base in int8, int4 or int4_asym.
 //
-// Rows are rounded once, x per token and h per route, and stored part by part in the order of the decoded codes.
+// Segments with few rows everywhere have their own kernels (few_rows/integers.h). Rows are rounded once, x per token
+// and h per route, and stored part by part in the order of the decoded codes.
 #pragma once
 
 #include "../vectors/call.h"
@@ -12,7 +13,7 @@ class Int8Products {
 public:
     explicit Int8Products(Call& call)
         : call_(call),
-          on_(call.args.int8 > 0),
+          on_(call.args.int8 > 0 && !Call::all_few(call.grouping)),
           gate_(on_ ? Groups::of(call.args.slices[0].gate) : Groups{}),
           x_(reserve(call.args.tokens, gate_.parts())),
           sheet_(reserve(call.grouping.routes, gate_.parts())),

@@ -103,6 +103,11 @@ inline float scale_of(const Rows& rows, int64_t row, int64_t begin, int64_t end)
     return largest / 127;
 }
 
+// nearest(value / divisor), ties to even
+inline Words nearest(Floats values, Floats divisor) {
+    return to_words(lesser(all(127), greater(all(-127), round(values / divisor))));
+}
+
 // Rounds columns [begin, end) to `length` numbers, padded with zeros; returns their sum.
 template <class Code>
 int32_t round_columns(const Rows& rows, int64_t row, int64_t begin, int64_t end, float scale, int64_t length,
@@ -114,7 +119,7 @@ int32_t round_columns(const Rows& rows, int64_t row, int64_t begin, int64_t end,
     Words sum = all_words(0);
     int64_t k = 0;
     for (; k < count; k += LANES) {
-        const Words numbers = to_words(lesser(all(127), greater(all(-127), round(load(values + k) / divisor))));
+        const Words numbers = nearest(load(values + k), divisor);
         sum = sum + numbers;
         if (k + LANES <= length) {
             store_numbers<Code>(to + k, numbers);

@@ -6,6 +6,7 @@
 //           With few routes, rows and sums are two phases: then each item reads a long run of one expert's weights
 #pragma once
 
+#include "../few_rows/integer_rows.h"
 #include "../int8/products.h"
 
 namespace gs::GS_LEVEL {
@@ -18,6 +19,7 @@ struct Forward : Call {
     const Region<char> h;  // [places, I] in x's dtype
     const Region<uint8_t> bad;
     const Int8Products int8;
+    const FewIntegers few_int8;
 
     Forward(const gs_moe_args& a, const Grouping& p)
         : Call(a, p),
@@ -33,7 +35,8 @@ struct Forward : Call {
                         : arena.each<float>(p.chunk_routes * STRIPE * panels_at_once)),
           h(inner_rows()),
           bad(arena.shared<uint8_t>(given(a.flags) ? groups() * a.tokens * slots : 0)),
-          int8(*this) {
+          int8(*this),
+          few_int8(*this) {
         arena.allocate();
     }
 
@@ -45,6 +48,7 @@ struct Forward : Call {
         fill_sheet(x, false);
         first_thin();
         if (int8.on()) int8.round_x();
+        if (few_int8.on()) few_int8.round_x();
         const int64_t all = pieces(STRIPE), items = (all + pieces_at_once - 1) / pieces_at_once;
         parallel_for(grouping.segment_count * items, [&](int64_t item, int worker) {
             [[maybe_unused]] const Tiles tiles;
@@ -54,6 +58,7 @@ struct Forward : Call {
         });
         const Rows hs = places(h);
         if (int8.on()) int8.round_h(hs);
+        if (few_int8.on()) few_int8.round_h(hs);
         const Dropout mask = dropout_of(args, DOWN);
         if (ranks(args.down))
             parallel_for(grouping.segment_count, [&](int64_t item, int worker) {
@@ -173,7 +178,7 @@ private:
                         int worker) const {
         const Columns begin = piece(first, STRIPE);
         fetch_few(args.slices[begin.slice].gate, s.expert, begin.first);
-        const Lines lines = lay_few(x, grouping.order + s.begin, s, 0, args.slices[0].gate, worker);
+        const FewRows rows_of_x = few_x(s, worker);
         for (int64_t part = 0; part < 2; ++part)
             for (int64_t i = 0; i < count; ++i) {
                 const Columns c = piece(first + i, STRIPE);
@@ -181,9 +186,37 @@ private:
                 const char* next = i + 1 < count ? few_feature(part, s.expert, first + i + 1)
                                    : part == 0   ? few_feature(1, s.expert, first)
                                                  : few_feature(0, after.expert, after.first);
-                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, next,
-                        block(scratch, 2 * i + part));
+                add_few_rows(part ? slice.up : slice.gate, s, c.first, rows_of_x, next, block(scratch, 2 * i + part));
             }
+    }
+
+    // The rows of a segment for the kernels of few rows, as floats or in 8 bits.
+    struct FewRows {
+        Lines lines;
+        IntegerLine integers[MOST_FEW];
+    };
+    FewRows few_x(const Segment& s, int worker) const {
+        FewRows few;
+        if (few_int8.on())
+            few_int8.lines_of_x(s, few.integers);
+        else
+            few.lines = lay_few(x, grouping.order + s.begin, s, 0, args.slices[0].gate, worker);
+        return few;
+    }
+    FewRows few_h(const Segment& s, int64_t slice, const Rows& hs, int worker) const {
+        FewRows few;
+        if (few_int8.on())
+            few_int8.lines_of_h(s, slice, few.integers);
+        else
+            few.lines = lay_few(hs, nullptr, s, args.slices[slice].begin, args.slices[slice].down, worker);
+        return few;
+    }
+    void add_few_rows(const gs_matrix& m, const Segment& s, int64_t row, const FewRows& few, const char* following,
+                      float* sums) const {
+        if (few_int8.on())
+            add_few_integers(m, s.expert, row, few.integers, s.count, following, sums);
+        else
+            add_few(m, s.expert, row, few.lines, s.count, following, sums);
     }
 
     // The first panel of a piece of gate (0) or up (1).
@@ -280,13 +313,13 @@ private:
             return;
         }
         if (few(s)) {
-            const Lines lines = lay_few(hs, nullptr, s, slice.begin, slice.down, worker);
+            const FewRows rows_of_h = few_h(s, index, hs, worker);
             for (int64_t i = 0; i < count; ++i) {
                 const bool last = index + 1 == args.slice_count;
                 const char* next = i + 1 < count ? few_panel(slice.down, s.expert, (first + i + 1) * STRIPE)
                                    : last        ? few_panel(args.slices[0].down, after.expert, after.first * STRIPE)
                                                  : few_panel(args.slices[index + 1].down, s.expert, first * STRIPE);
-                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, next, block(scratch, i));
+                add_few_rows(slice.down, s, (first + i) * STRIPE, rows_of_h, next, block(scratch, i));
             }
             return;
         }
