@@ -85,6 +85,9 @@ inline Words widen16(const uint16_t* p) {
 inline Words widen8(const uint8_t* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
+inline Words widen8(uint64_t low, uint64_t high) {
+    return {_mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low)))};
+}
 // the bfloat16 in the upper half of each word, rounded to even; NaN stays NaN
 inline __m512i rounded_to_bfloat16(__m512 a) {
     const __m512i bits = _mm512_castps_si512(a),
@@ -215,6 +218,14 @@ inline Words widen8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
 }
+inline Words widen8(uint64_t low, uint64_t high) {
+    return {_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(low))),
+            _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(high)))};
+}
+inline Words flip_bits(Words x, uint32_t bits) {
+    const __m256i m = _mm256_set1_epi32(static_cast<int>(bits));
+    return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
+}
 // the bfloat16 in the upper half of each word, rounded to even; NaN stays NaN
 inline __m256i rounded_to_bfloat16(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a),
@@ -297,6 +308,7 @@ inline Words to_words(Floats a) { EACH(Words, static_cast<uint32_t>(static_cast<
 inline Floats look_up(const float* table, Words a) { EACH(Floats, table[a.v[i] & 15]); }
 inline Words widen16(const uint16_t* p) { EACH(Words, p[i]); }
 inline Words widen8(const uint8_t* p) { EACH(Words, p[i]); }
+inline Words widen8(uint64_t low, uint64_t high) { EACH(Words, (i < 8 ? low : high) >> 8 * (i % 8) & 255); }
 inline void store_bfloat16(uint16_t* p, Floats a) {
     for (int i = 0; i < LANES; ++i) p[i] = to_bfloat16(a.v[i]);
 }

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../../goldsmith.h"
-#include "simd.h"
+#include "codes.h"
 
 namespace gs::GS_LEVEL {
 
@@ -22,79 +22,6 @@ constexpr int DEPTH = 256;
 #endif
 constexpr int TILE = 1024;   // bytes of a tile
 constexpr int WIDEST = 128;  // most inputs of a tile, with 4-bit codes
-
-alignas(64) inline constexpr float SIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-alignas(64) inline constexpr float UNSIGNED[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-alignas(64) inline constexpr float E2M1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-
-struct Float32 {
-    static constexpr int per_word = 1;
-    static constexpr bool scaled = false, zeros = false, plain = false;
-    static void unit(Words w, Floats* out) { out[0] = as_floats(w); }
-};
-
-struct Bfloat16 {
-    static constexpr int per_word = 2;
-    static constexpr bool scaled = false, zeros = false, plain = false;
-    static void unit(Words w, Floats* out) {
-        out[0] = as_floats(left<16>(w));
-        out[1] = as_floats(w & 0xffff0000u);
-    }
-};
-
-struct Int8 {
-    static constexpr int per_word = 4;
-    static constexpr bool scaled = true, zeros = false, plain = false;
-    static void unit(Words w, Floats* out) {
-        out[0] = to_floats(right_signed<24>(left<24>(w)));
-        out[1] = to_floats(right_signed<24>(left<16>(w)));
-        out[2] = to_floats(right_signed<24>(left<8>(w)));
-        out[3] = to_floats(right_signed<24>(w));
-    }
-};
-
-struct Fp8 {
-    static constexpr int per_word = 4;
-    static constexpr bool scaled = true, zeros = false, plain = false;
-    // The value of the byte in the upper 8 bits. n = -+2^(exponent - 7) (1 + mantissa / 8) is the negated value unless
-    // the exponent is 0, for which the value is -2 n -+ 2^-6. Moving the bits to a float32's fields and multiplying by
-    // 2^120 would save two instructions, but a processor takes about 150 cycles for a subnormal float32.
-    static Floats upper(Words w) {
-        const Floats n = as_floats((right_signed<4>(w) & 0x87f00000u) + all_words(0xbc000000u));
-        return fma(n, all(-2), at_least(n, 0x1p-6f));
-    }
-    static void unit(Words w, Floats* out) {
-        out[0] = upper(left<24>(w));
-        out[1] = upper(left<16>(w));
-        out[2] = upper(left<8>(w));
-        out[3] = upper(w);
-    }
-};
-
-template <const float* TABLE, bool ZEROS> struct Nibbles {
-    static constexpr int per_word = 8;
-    static constexpr bool scaled = true, zeros = ZEROS, plain = false;
-    static void unit(Words w, Floats* out) {
-        out[0] = look_up(TABLE, w);
-        out[1] = look_up(TABLE, right<16>(w));
-        out[2] = look_up(TABLE, right<4>(w));
-        out[3] = look_up(TABLE, right<20>(w));
-        out[4] = look_up(TABLE, right<8>(w));
-        out[5] = look_up(TABLE, right<24>(w));
-        out[6] = look_up(TABLE, right<12>(w));
-        out[7] = look_up(TABLE, right<28>(w));
-    }
-};
-
-using Int4 = Nibbles<SIGNED, false>;
-using Int4Asym = Nibbles<UNSIGNED, true>;
-using Mxfp4 = Nibbles<E2M1, false>;
-struct PlainFloat32 : Float32 {
-    static constexpr bool plain = true;
-};
-struct PlainBfloat16 : Bfloat16 {
-    static constexpr bool plain = true;
-};
 
 // A panel: sixteen outputs of one expert.
 struct Panel {
@@ -125,13 +52,10 @@ inline Floats scales_of(const gs_matrix& m, const Panel& panel, int64_t group) {
 }
 
 inline Floats zeros_of(const gs_matrix& m, const Panel& panel, int64_t group) {
-    const uint8_t* nibbles = reinterpret_cast<const uint8_t*>(panel.data + m.zeros) + 8 * group;
-    uint8_t rows[16];
-    for (int i = 0; i < 8; ++i) {
-        rows[i] = nibbles[i] & 15;
-        rows[i + 8] = nibbles[i] >> 4;
-    }
-    return to_floats(widen8(rows));
+    uint64_t nibbles;
+    std::memcpy(&nibbles, panel.data + m.zeros + 8 * group, 8);
+    constexpr uint64_t low = 0x0f0f0f0f0f0f0f0fu;
+    return to_floats(widen8(nibbles & low, nibbles >> 4 & low));
 }
 
 // Words [first, first + 16) of a plain panel's rows, as [row][word], with zeros outside the matrix.

@@ -44,6 +44,21 @@ int32_t round_bytes(const Rows& rows, int64_t row, int64_t begin, int64_t end, f
     return total(sum);
 }
 
+// The rows of a segment for the kernels of few rows: floats (or pairs), or integers.
+struct FewRows {
+    Lines lines;
+    IntegerLine integers[MOST_FEW] = {};
+    bool in_8_bits = false;
+};
+
+inline void add_few_rows(const gs_matrix& m, const Segment& s, int64_t row, const FewRows& rows, const char* following,
+                         float* sums) {
+    if (rows.in_8_bits)
+        add_few_integers(m, s.expert, row, rows.integers, s.count, following, sums);
+    else
+        add_few(m, s.expert, row, rows.lines, s.count, following, sums);
+}
+
 class FewIntegers {
 public:
     explicit FewIntegers(Call& call)
@@ -73,19 +88,23 @@ public:
         });
     }
 
-    // The lines of a segment, for gate and up.
-    void lines_of_x(const Segment& s, IntegerLine* lines) const {
+    // The rows of a segment, for gate and up.
+    FewRows rows_of_x(const Segment& s) const {
         const Shape shape = Shape::of(call_.args.slices[0].gate);
+        FewRows rows{{}, {}, true};
         for (int64_t i = 0; i < s.count; ++i)
-            lines[i] = shape.line(x_.data() + call_.grouping.order[s.begin + i] / call_.slots * shape.bytes());
+            rows.integers[i] = shape.line(x_.data() + call_.grouping.order[s.begin + i] / call_.slots * shape.bytes());
+        return rows;
     }
 
     // The same for slice `at` of down.
-    void lines_of_h(const Segment& s, int64_t at, IntegerLine* lines) const {
+    FewRows rows_of_h(const Segment& s, int64_t at) const {
         const Shape shape = Shape::of(call_.args.slices[at].down);
         const int64_t apart = bytes_of_down(call_.args.slice_count);
+        FewRows rows{{}, {}, true};
         for (int64_t i = 0; i < s.count; ++i)
-            lines[i] = shape.line(h_.data() + (s.begin + i) * apart + bytes_of_down(at));
+            rows.integers[i] = shape.line(h_.data() + (s.begin + i) * apart + bytes_of_down(at));
+        return rows;
     }
 
 private:

@@ -51,6 +51,24 @@ template <class Code> struct FloatOperands {
         if constexpr (Code::zeros)
             for (int j = 0; j < count; ++j) out[j] = out[j] - offset;
     }
+#if defined(GS_MANTISSAS)
+    static constexpr bool one_by_one = std::is_same_v<Code, Int4> || std::is_same_v<Code, Int4Asym>;
+    // Calls action(j, operand j): with sixteen registers, an operand is decoded when it is needed.
+    template <class Action> [[gnu::always_inline]] void each(const char* words, const Action& action) const {
+        const auto parts = Code::parts(load_words(words));
+        const auto one = [&](auto j) {
+            Floats code = Code::template at<decltype(j)::value>(parts);
+            if constexpr (Code::zeros) code = code - offset;
+            action(decltype(j)::value, code);
+        };
+        one(std::integral_constant<int, 0>{}), one(std::integral_constant<int, 1>{});
+        one(std::integral_constant<int, 2>{}), one(std::integral_constant<int, 3>{});
+        one(std::integral_constant<int, 4>{}), one(std::integral_constant<int, 5>{});
+        one(std::integral_constant<int, 6>{}), one(std::integral_constant<int, 7>{});
+    }
+#else
+    static constexpr bool one_by_one = false;
+#endif
     static Floats add(Floats sum, Floats codes, const void* row, int64_t at) {
         return fma(codes, all(static_cast<const float*>(row)[at]), sum);
     }
@@ -109,6 +127,7 @@ template <class Code> struct PairOperands {
             }
         }
     }
+    static constexpr bool one_by_one = false;
     static Floats add(Floats sum, __m512i codes, const void* row, int64_t at) {
         const __m512i x = _mm512_set1_epi32(static_cast<const int32_t*>(row)[at]);
         return {_mm512_dpbf16_ps(sum.v, (__m512bh)codes, (__m512bh)x)};
@@ -146,18 +165,29 @@ void add_panel(const gs_matrix& m, const Panel& panel, const char* next, const v
             for (int c = 0; c < CHAINS; ++c) sum[t][c] = zero();
         const auto step = [&](auto many) {
             constexpr int n = decltype(many)::value;
-            typename Operands::Operand codes[n * each];
-#pragma GCC unroll 4
-            for (int i = 0; i < n; ++i) {
-                const int64_t at = 64 * (word + i);
+            const auto prefetch = [&](int64_t at) {
                 __builtin_prefetch((at < codes_end - distance ? rest : later) + at, 0, 2);
-                operands.of(panel.data + at, codes + i * each);
-            }
-#pragma GCC unroll 8
-            for (int j = 0; j < n * each; ++j)
+            };
+            if constexpr (Operands::one_by_one) {
+                prefetch(64 * word);
+                operands.each(panel.data + 64 * word, [&](int j, auto codes) {
 #pragma GCC unroll 4
-                for (int t = 0; t < M; ++t)
-                    sum[t][j % CHAINS] = Operands::add(sum[t][j % CHAINS], codes[j], rows[t], word * each + j);
+                    for (int t = 0; t < M; ++t)
+                        sum[t][j % CHAINS] = Operands::add(sum[t][j % CHAINS], codes, rows[t], word * each + j);
+                });
+            } else {
+                typename Operands::Operand codes[n * each];
+#pragma GCC unroll 4
+                for (int i = 0; i < n; ++i) {
+                    prefetch(64 * (word + i));
+                    operands.of(panel.data + 64 * (word + i), codes + i * each);
+                }
+#pragma GCC unroll 8
+                for (int j = 0; j < n * each; ++j)
+#pragma GCC unroll 4
+                    for (int t = 0; t < M; ++t)
+                        sum[t][j % CHAINS] = Operands::add(sum[t][j % CHAINS], codes[j], rows[t], word * each + j);
+            }
             word += n;
         };
         if constexpr (together > 1)

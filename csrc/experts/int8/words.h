@@ -62,10 +62,7 @@ inline Words dot(Words sum, Words weights, uint32_t row) {
 
 #elif defined(__AVX2__)
 
-inline Words flip(Words x, uint32_t bits) {
-    const __m256i m = _mm256_set1_epi32(static_cast<int>(bits));
-    return {_mm256_xor_si256(x.a, m), _mm256_xor_si256(x.b, m)};
-}
+inline Words flip(Words x, uint32_t bits) { return flip_bits(x, bits); }
 inline Words less_bytes(Words x, Words y) { return {_mm256_sub_epi8(x.a, y.a), _mm256_sub_epi8(x.b, y.b)}; }
 inline void store_words(uint32_t* to, Words x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x.a);
@@ -162,10 +159,7 @@ template <class Code> void store_numbers(Octet* to, Words numbers) {
 template <class Code> Words offset_of(const gs_matrix& m, const Panel& panel, int64_t group) {
     constexpr uint32_t every = 0x01010101;
     if constexpr (!Code::zeros) return all_words(8 * every);
-    const auto* nibbles = reinterpret_cast<const uint8_t*>(panel.data + m.zeros) + 8 * group;
-    uint8_t rows[16];
-    for (int i = 0; i < 8; ++i) rows[i] = nibbles[i] & 15u, rows[i + 8] = nibbles[i] >> 4;
-    const Words one = widen8(rows), two = one | left<8>(one), zero = two | left<16>(two);
+    const Words one = to_words(zeros_of(m, panel, group)), two = one | left<8>(one), zero = two | left<16>(two);
     return LIFTED ? less_bytes(zero, all_words(BIAS<Code> * every)) : zero;
 }
 

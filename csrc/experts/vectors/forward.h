@@ -190,33 +190,13 @@ private:
             }
     }
 
-    // The rows of a segment for the kernels of few rows, as floats or in 8 bits.
-    struct FewRows {
-        Lines lines;
-        IntegerLine integers[MOST_FEW];
-    };
     FewRows few_x(const Segment& s, int worker) const {
-        FewRows few;
-        if (few_int8.on())
-            few_int8.lines_of_x(s, few.integers);
-        else
-            few.lines = lay_few(x, grouping.order + s.begin, s, 0, args.slices[0].gate, worker);
-        return few;
+        if (few_int8.on()) return few_int8.rows_of_x(s);
+        return {lay_few(x, grouping.order + s.begin, s, 0, args.slices[0].gate, worker)};
     }
     FewRows few_h(const Segment& s, int64_t slice, const Rows& hs, int worker) const {
-        FewRows few;
-        if (few_int8.on())
-            few_int8.lines_of_h(s, slice, few.integers);
-        else
-            few.lines = lay_few(hs, nullptr, s, args.slices[slice].begin, args.slices[slice].down, worker);
-        return few;
-    }
-    void add_few_rows(const gs_matrix& m, const Segment& s, int64_t row, const FewRows& few, const char* following,
-                      float* sums) const {
-        if (few_int8.on())
-            add_few_integers(m, s.expert, row, few.integers, s.count, following, sums);
-        else
-            add_few(m, s.expert, row, few.lines, s.count, following, sums);
+        if (few_int8.on()) return few_int8.rows_of_h(s, slice);
+        return {lay_few(hs, nullptr, s, args.slices[slice].begin, args.slices[slice].down, worker)};
     }
 
     // The first panel of a piece of gate (0) or up (1).
