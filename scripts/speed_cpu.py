@@ -175,3 +175,29 @@ def memory(table: Table) -> str:
     titles = ["", "format", "weights, MiB", "held, MiB", "peak beside it, MiB"]
     message = f"{content['machine']}; {content['versions']}; commit {content['commit']}; {content['case']}"
     return table(titles, lines) + f"\n{message}; `{today(content['command'])}`.\n"
+
+
+def decode(table: Table) -> str:
+    """One layer's experts for one token, beside ggml: microseconds, GB/s, and the share of the read bandwidth."""
+    path = RESULTS / "experts_decode.json"
+    if not path.exists():
+        return NOTHING
+    content = json.loads(path.read_text())
+    cells: dict[tuple[str, ...], dict[int, dict]] = {}
+    for row in content["rows"]:
+        cells.setdefault((row["format"], row["who"], row["level"], row["compute"]), {})[row["threads"]] = row
+    teams = sorted({row["threads"] for row in content["rows"]})
+    lines = []
+    for key, by in cells.items():
+        times = [_decoded(by[team]) if team in by else "-" for team in teams]
+        python = by[teams[-1]].get("python") if teams[-1] in by else None
+        lines.append([*key, *times, f"{python['us']:,.0f}" if python else "-"])
+    titles = ["format", "", "level", "compute", *(f"{team} threads, us (GB/s, share)" for team in teams), "with Python"]
+    message = f"{content['machine']}; {content['versions']}; commit {content['commit']}; {content['case']}"
+    return table(titles, lines) + f"\n{message}; `{content['command']}`.\n"
+
+
+def _decoded(row: dict) -> str:
+    time = row["native"]
+    rate, spread = row["bytes"] / time["us"] * 1e6, (time["p90"] - time["p10"]) / 2 / time["us"]
+    return f"{time['us']:,.0f} ±{spread:.0%} ({rate / 1e9:.0f}, {rate / row['read']:.0%})"

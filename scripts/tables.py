@@ -267,6 +267,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed_cpu_short": lambda: speed_cpu.short(table),
     "speed_cpu_runs": lambda: speed_cpu.runs(table),
     "experts_memory": lambda: speed_cpu.memory(table),
+    "experts_decode": lambda: speed_cpu.decode(table),
     "commands": commands,
     "liger_verdicts": lambda: liger.verdicts(table),
     "liger_errors": lambda: liger.errors(table),

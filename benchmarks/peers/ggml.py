@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 TYPES = {"fp32": ("F32", 0), "bf16": ("BF16", 30), "int8": ("Q8_0", 8), "int4": ("Q4_0", 2), "mxfp4": ("MXFP4", 39)}
+REPACKED = ("int4", "mxfp4")  # formats whose weights ggml rearranges on processors with AVX2; it crashes with others
 _INT32 = 26
 
 
@@ -69,7 +70,8 @@ class Layers:
         self.backend = ggml.pointer("ggml_backend_cpu_init")
         overhead = int(ggml.call("ggml_tensor_overhead", result=c_size_t))  # type: ignore[call-overload]
         graphs = int(ggml.call("ggml_graph_overhead", result=c_size_t))  # type: ignore[call-overload]
-        memory, self.buffer = ggml.buffer_type(self.backend)
+        plain = ggml.pointer("ggml_backend_cpu_buffer_type")
+        memory, self.buffer = ggml.buffer_type(self.backend) if format in REPACKED else (plain, "CPU")
         weights = ggml.context(overhead * (3 * count + 8))
         shapes = ((H, I), (H, I), (I, H))
         tensors = [[self._tensor(weights, kind, a, b, self.E) for a, b in shapes] for _ in range(count)]
@@ -90,7 +92,6 @@ class Layers:
             h = ggml.pointer("ggml_swiglu_split", values, g, u)
             y = ggml.pointer("ggml_mul_mat_id", values, down, h, ids)
             ggml.call("ggml_build_forward_expand", self.graph, y, result=None)
-        plain = ggml.pointer("ggml_backend_cpu_buffer_type")
         if not ggml.call("ggml_backend_alloc_ctx_tensors_from_buft", values, plain):
             raise MemoryError("ggml has no memory for a layer's values")
         self._set(x, torch.randn(H).numpy().tobytes())

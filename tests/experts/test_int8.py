@@ -67,6 +67,27 @@ def test_every_level_of_instructions_gives_the_same_bits(name, dtype):
 
 
 @needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BASES)
+def test_few_rows_have_the_bits_of_many_on_every_level(name, dtype):
+    # up to 8 rows of an expert are multiplied as bytes from memory (csrc/experts/few_rows), more as decoded words
+    x, ids, w, base = drawn(*BASES[name], dtype=dtype)
+    ids.zero_()
+    library = native.library()
+    before = library.gs_level()
+    try:
+        for level in range(library.gs_machine_level() + 1):
+            native.check(library.gs_set_level(level))
+            options = {"activation": "relu2", "compute": "int8", "backend": "native"}
+            many = experts.moe(x, ids, w, base, **options)
+            for rows in (1, 2, 3, 5, 8):
+                few = experts.moe(x[:rows], ids[:rows], w[:rows], base, **options)
+                assert torch.equal(few, many[:rows]), (native.LEVELS[level], rows)
+    finally:
+        native.check(library.gs_set_level(before))
+
+
+@needs_native
 def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     monkeypatch.setattr(_native_abi, "busy", lambda weights, flop: 8)
     arguments, before = drawn(*BASES["rows"]), torch.get_num_threads()
