@@ -6,8 +6,10 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
 
+from benchmarks import tiny_models
 from cli.finetune_tools import saved_model
 from goldsmith.hf.offload import loading
+from goldsmith.hf.offload.budget import cache_bytes
 from goldsmith.offload import from_pretrained
 from goldsmith.offload.memory.host_memory import memory_free, process_memory
 
@@ -37,3 +39,13 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkey
     with pytest.raises(ValueError, match=r"everything but the experts .* takes 0.0 GiB, but this machine has 0.0 GiB"):
         from_pretrained(folder, device="cpu", store=tmp_path / "store")
     assert not (tmp_path / "store").exists()
+
+
+def test_a_model_whose_layers_differ_in_size_is_counted_layer_by_layer():
+    if "gemma4_text" not in tiny_models.model_types():
+        pytest.skip("this transformers has no Gemma 4")
+    model = tiny_models.tiny_model("gemma4_text")
+    layers = model.config.per_layer_config
+    assert len({layer.head_dim for layer in layers}) > 1
+    numbers = sum(2 * layer.num_key_value_heads * layer.head_dim for layer in layers)
+    assert cache_bytes(model, 5) == 5 * numbers * model.dtype.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -40,11 +40,16 @@ def cache_bytes(model: PreTrainedModel, tokens: int | None = None, rows: int = 1
         max_positions = getattr(text, "max_position_embeddings", None) or TOKENS
         # transformers' default max_length is 20, which means that none was set
         tokens = min(max_length if max_length and max_length > 20 else TOKENS, max_positions)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    key_and_value = 2 * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-    if getattr(text, "kv_lora_rank", None):  # latent attention: some versions of transformers cache full heads
-        heads, key_and_value = text.num_attention_heads, text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
-    return rows * text.num_hidden_layers * heads * key_and_value * tokens * model.dtype.itemsize
+    layers = getattr(text, "per_layer_config", None) or [text] * text.num_hidden_layers  # Gemma 4: sizes by layer
+    return rows * tokens * model.dtype.itemsize * sum(map(_numbers, layers))
+
+
+def _numbers(layer: Any) -> int:
+    """Numbers that one layer's cache holds for a token: its keys and values."""
+    if getattr(layer, "kv_lora_rank", None):  # latent attention: some versions of transformers cache full heads
+        return layer.num_attention_heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim)
+    heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    return 2 * heads * (getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
 
 
 def check_fits(model: nn.Module, device: torch.device) -> None:
