@@ -27,7 +27,7 @@ from .locations import locate, looks_like, worst
 
 __all__ = ["GoldenTensor", "Judgement", "judge", "locate"]
 
-_QUALITY_RATIO = 2.0
+QUALITY_RATIO = 2.0
 _TRUNCATION = 2.0**-12  # relative to the value: 1024 steps of 16 terms that each lose up to 2^-22 toward zero
 Confirm = Callable[[int], "tuple[Tensor, GoldenTensor]"]
 
@@ -322,7 +322,7 @@ def _quality(comparison: _Comparison, repeats: Callable[[], _Comparison], probe:
         return float(h.r.abs().max()) / max(noise.largest, floor), rms / floor
 
     def worse(h: _Comparison) -> bool:
-        return min(ratios(h)) > _QUALITY_RATIO
+        return min(ratios(h)) > QUALITY_RATIO
 
     if not worse(comparison) or not _repeated(repeats, worse):
         return None
@@ -331,7 +331,7 @@ def _quality(comparison: _Comparison, repeats: Callable[[], _Comparison], probe:
         f"{comparison.name} is within its bounds, but its error is {top:.2g} times (maximum) and {rms:.2g} times (rms) "
         f"that of the noisiest honest implementation; a fresh seed repeats it"
     )
-    return Finding(QUALITY, probe, comparison.name, None, min(top, rms), _QUALITY_RATIO, text, case)
+    return Finding(QUALITY, probe, comparison.name, None, min(top, rms), QUALITY_RATIO, text, case)
 
 
 def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], bool]) -> bool:

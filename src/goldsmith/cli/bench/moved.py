@@ -1,6 +1,7 @@
-"""What `goldsmith bench` did in version 0.1 and the repository's benchmarks/ folder does now.
+"""What `goldsmith bench` passes on to the repository's benchmarks/ folder.
 
-`bench kernelfault`, `bench offload`, peers, and modules made of several operators still run in a checkout, with a
+`bench generate` runs there, because its peers are not installed with goldsmith. `bench kernelfault`, `bench offload`,
+peers, and modules made of several operators have moved there since version 0.1, and still run in a checkout, with a
 warning: until version 0.3.
 """
 
@@ -23,13 +24,16 @@ from ..terminal import Failure, in_a_paragraph, print_paragraph
 CHECKOUT = "python -m benchmarks.bench"
 PEERS_ELSEWHERE = f"Peers are compared in a checkout of goldsmith's repository: `{CHECKOUT} --against PEER`."
 MOVED = ("kernelfault", "offload")
+ELSEWHERE = ("generate",)  # part of `goldsmith bench`, but not of the installed package
 MODULES = ("mhc.connection", "router.peer", "router.memory")
 COMPARISON = "bench with peers"  # the command's own name: `goldsmith bench` leads there
 ROOT = Path(__file__).resolve().parents[4]
 
 
 class TwoWordCommands(TyperGroup):
-    """Reads `bench kernelfault`, `bench offload` and, in a checkout, `bench` with peers or modules as other commands.
+    """Reads `bench generate`, `bench kernelfault`, `bench offload` as commands of their own.
+
+    And, in a checkout, `bench` with peers or modules.
 
     Any other `bench` times operators.
     """
@@ -50,7 +54,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the program, hidden from its help."""
     app.info.cls = TwoWordCommands
     everything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    commands = {f"bench {name}": _forward(name) for name in MOVED} | {COMPARISON: _compare}
+    commands = {f"bench {name}": _forward(name) for name in (*MOVED, *ELSEWHERE)} | {COMPARISON: _compare}
     for name, command in commands.items():
         if not any(registered.name == name for registered in app.registered_commands):
             app.command(name, hidden=True, context_settings=everything)(in_a_paragraph(command))
@@ -74,10 +78,12 @@ def _forward(name: str) -> Callable[[typer.Context], None]:
     def forward(context: typer.Context) -> None:
         module = f"benchmarks.{name}"
         if not (ROOT / "benchmarks" / name / "__main__.py").is_file():
-            raise Failure(f"bench {name} has moved: run `python -m {module}` in a checkout of goldsmith's repository.")
-        print_paragraph(
-            f"DeprecationWarning: `goldsmith bench {name}` has moved to `python -m {module}`, run from {ROOT}."
-        )
+            why = "has moved" if name in MOVED else "needs peers that are not installed with goldsmith"
+            raise Failure(f"bench {name} {why}: run `python -m {module}` in a checkout of goldsmith's repository.")
+        if name in MOVED:
+            print_paragraph(
+                f"DeprecationWarning: `goldsmith bench {name}` has moved to `python -m {module}`, run from {ROOT}."
+            )
         raise typer.Exit(_run(module, context.args))
 
     return forward

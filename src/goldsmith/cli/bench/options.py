@@ -81,7 +81,10 @@ def bench_command(
             str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
         ] = "",
     ) -> None:
-        """Verify operators, then time them. Each row has the machine, versions, spread and share of the copy rate."""
+        """Verify operators, then time them. Each row has the machine, versions, spread and share of the copy rate.
+
+        In a checkout of the repository, `goldsmith bench generate --help` is about whole models.
+        """
         with exit_on_signals(), loading_torch():
             from .command import run
             from .run import BenchRequest

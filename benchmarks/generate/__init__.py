@@ -1,0 +1,1 @@
+"""`goldsmith bench generate`: whole models, from token to token, beside other programs."""

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.generate`."""
+
+from .command import app
+
+app(prog_name="goldsmith bench generate")

@@ -1,0 +1,101 @@
+"""What an engine rounds by its own declaration, and plain models that round the same numbers at random.
+
+A model in another arithmetic than float64 cannot equal the golden; which error is honest depends on what it rounds. So
+the plain model runs several times with the inputs of every product, and the keys and values, rounded up or down at
+random in the engine's declared formats. The engine may err as much as the noisiest of these, times the factor that the
+assay allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+BLOCK = 32  # inputs that share a scale when rows are rounded to 8 bits
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """dtype: that of all tensors; rows, dense_rows: of the inputs of experts' and of other products; cache: of keys."""
+
+    dtype: str = "float32"  # float32 | bfloat16
+    rows: str = "fp32"  # fp32 | bf16 | q8
+    dense_rows: str = "fp32"
+    cache: str = "fp32"  # fp32 | fp16
+
+    def __str__(self) -> str:
+        return ",".join((self.dtype, self.rows, self.dense_rows, self.cache))
+
+    @classmethod
+    def parse(cls, text: str) -> Arithmetic:
+        return cls(*text.split(","))
+
+
+class InFloat64(TorchFunctionMode):
+    """Computes in float64 where a model asks for float32 (norms, rotary angles, a router's softmax)."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.float:
+            function = Tensor.double
+        wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return function(*map(_widened, args), **wide)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+class RandomRounding(TorchFunctionMode):
+    """Rounds the inputs of products, and keys and values, up or down at random in the formats of an arithmetic.
+
+    routers   weights of the products that no engine rounds; experts: (I, H) of the experts' products
+    """
+
+    def __init__(self, arithmetic: Arithmetic, experts: set[tuple[int, int]], routers: set[int], seed: int) -> None:
+        super().__init__()
+        self.arithmetic, self.experts, self.routers = arithmetic, experts, routers
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.linear and len(args) > 1:
+            x, weight, *more = args
+            if id(weight) in self.routers:
+                format = "fp32"
+            else:
+                is_expert = tuple(weight.shape) in self.experts
+                format = self.arithmetic.rows if is_expert else self.arithmetic.dense_rows
+            args = (self._rounded(x, format), weight, *more)
+        elif function is torch.nn.functional.scaled_dot_product_attention and len(args) > 2:
+            query, *pair = args[:3]
+            args = (query, *(self._rounded(t, self.arithmetic.cache) for t in pair), *args[3:])
+        return function(*args, **kwargs)
+
+    def _rounded(self, x: Tensor, format: str) -> Tensor:
+        if x.dtype == torch.bfloat16:  # holds 8 bits already
+            return x if format != "q8" else self._in_blocks(x.float()).to(x.dtype)
+        if format == "q8":
+            return self._in_blocks(x)
+        step = (
+            torch.exp2(torch.floor(torch.log2(x.abs().clamp_min(1e-30))))
+            * {
+                "fp32": 2.0**-23,
+                "bf16": 2.0**-7,
+                "fp16": 2.0**-10,
+            }[format]
+        )
+        if format == "fp32":  # x is a float32: moved by at most one rounding
+            return x + step * (torch.rand(x.shape, generator=self.generator) - 0.5)
+        return torch.floor(x / step + torch.rand(x.shape, generator=self.generator)) * step
+
+    def _in_blocks(self, x: Tensor) -> Tensor:
+        rows = x.shape[-1]
+        if rows % BLOCK:
+            return x
+        blocks = x.unflatten(-1, (rows // BLOCK, BLOCK))
+        step = (blocks.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-30)
+        return (torch.floor(blocks / step + torch.rand(blocks.shape, generator=self.generator)) * step).flatten(-2)

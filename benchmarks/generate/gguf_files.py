@@ -1,0 +1,123 @@
+"""Writes a model as a GGUF file, and reads one back as the numbers that it holds. Needs the package gguf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from goldsmith.cli.terminal import Failure
+
+from .shapes import Shape
+from .weights import DENSE, EMBEDDING, EXPERTS, HEAD, NORM, PLAIN, Source, names
+
+KINDS = {"int4": "Q4_0", "int8": "Q8_0", "bf16": "BF16", "fp32": "F32"}
+FILE_TYPES = {"int4": 2, "int8": 7, "bf16": 32, "fp32": 0}
+CONTEXT = 40960  # tokens, the same in every file, so that files can be kept
+BLOCK = 32  # weights of a block of Q4_0 or Q8_0
+Progress = Callable[[int, int], None]  # bytes so far, all bytes
+
+
+def missing() -> str | None:
+    """Why no file can be written, or None."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        return f"the package gguf is missing ({error}): pip install 'gguf>=0.19'"
+    return None
+
+
+def write(
+    path: Path, shape: Shape, source: Source, format: str, dense: str, *,
+    progress: Progress = lambda done, whole: None,
+) -> None:  # fmt: skip
+    """Write the file tensor by tensor, so that memory holds one at a time; experts in `format`, matrices in `dense`."""
+    import gguf
+
+    odd = [size for size in (shape.H, shape.I, shape.heads * shape.head_dim) if size % BLOCK]
+    if odd and {format, dense} & {"int4", "int8"}:
+        raise Failure(f"{shape.name}: Q4_0 and Q8_0 have blocks of {BLOCK} weights, but a row has {odd[0]}: use bf16.")
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    _add_fields(writer, shape)
+    writer.add_file_type(FILE_TYPES[format])
+    kinds: dict[str, Any] = {
+        kind: gguf.GGMLQuantizationType[KINDS[name]]
+        for kind, name in (("experts", format), ("dense", dense), ("plain", "fp32"))
+    }
+    whole = 0
+    for name, kind, sizes in names(shape):
+        stored = gguf.quants.quant_shape_to_byte_shape(sizes, kinds[kind])
+        bytes_of = int(np.prod(stored)) if kinds[kind] != gguf.GGMLQuantizationType.F32 else 4 * int(np.prod(sizes))
+        whole += bytes_of
+        plain = kinds[kind] == gguf.GGMLQuantizationType.F32
+        writer.add_tensor_info(
+            f"{name}.weight", sizes if plain else stored, np.dtype(np.float32 if plain else np.uint8), bytes_of,
+            raw_dtype=None if plain else kinds[kind],
+        )  # fmt: skip
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        done = 0
+        for name, kind, sizes in names(shape):
+            blocks = gguf.quants.quantize(source.tensor(name).numpy(), kinds[kind])
+            if len(blocks) < sizes[0]:  # the others are copies of these experts
+                blocks = blocks[np.arange(sizes[0]) % len(blocks)]
+            writer.write_tensor_data(np.ascontiguousarray(blocks))
+            done += blocks.nbytes
+            progress(done, whole)
+    finally:
+        writer.close()
+
+
+def _add_fields(writer: Any, shape: Shape) -> None:
+    writer.add_name(shape.name)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(shape.H)
+    writer.add_feed_forward_length(shape.I * shape.k)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.epsilon)
+    writer.add_rope_freq_base(shape.theta)
+    writer.add_expert_count(shape.E)
+    writer.add_expert_used_count(shape.k)
+    writer.add_expert_feed_forward_length(shape.I)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_tokenizer_model("none")
+
+
+def read(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The numbers in a file in `dtype`, by transformers' names."""
+    import gguf
+
+    tensors: dict[str, Tensor] = {}
+    halves: dict[str, Tensor] = {}
+    for entry in gguf.GGUFReader(path).tensors:
+        plain = gguf.quants.dequantize(entry.data, entry.tensor_type)
+        # a copy, because the reader's own memory is the file's
+        tensor = torch.from_numpy(np.array(plain, dtype=np.float32)).to(dtype)
+        name = entry.name.removesuffix(".weight")
+        fixed = {EMBEDDING: "model.embed_tokens", NORM: "model.norm", HEAD: "lm_head"}
+        if name in fixed:
+            tensors[f"{fixed[name]}.weight"] = tensor
+            continue
+        _, layer, suffix = name.split(".")
+        prefix = f"model.layers.{layer}."
+        if suffix not in EXPERTS:
+            tensors[f"{prefix}{(DENSE | PLAIN)[suffix]}.weight"] = tensor
+        elif "down" in suffix:
+            tensors[f"{prefix}mlp.experts.down_proj"] = tensor
+        else:
+            halves[f"{layer}.{suffix}"] = tensor
+            pair = [halves.get(f"{layer}.ffn_{half}_exps") for half in ("gate", "up")]
+            if pair[0] is not None and pair[1] is not None:
+                tensors[f"{prefix}mlp.experts.gate_up_proj"] = torch.cat([pair[0], pair[1]], 1)
+                del halves[f"{layer}.ffn_gate_exps"], halves[f"{layer}.ffn_up_exps"]
+    return tensors

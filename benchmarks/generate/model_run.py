@@ -1,0 +1,231 @@
+"""One model in one precision: its file, the judge, all engines, and their rows."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from goldsmith.cli.generate.display import GenerateDisplay
+from goldsmith.cli.terminal import size
+
+from . import gguf_files, peers, room
+from .check import TOKENS, Agreement, Judge
+from .peers import Peer, Precision, Setting
+from .processes import EngineError, EngineProcess
+from .rows import GenerateRow, Rate
+from .shapes import Shape
+from .turns import BEFORE, Measured, rounds, warm
+from .weights import Source
+
+if TYPE_CHECKING:
+    from .run import GenerateRequest
+
+PART_TOKENS = 32  # of the run that divides a token's time
+
+
+class ModelRun:
+    """Measures every engine on one model; `rows` has what was measured so far."""
+
+    def __init__(
+        self, request: GenerateRequest, setting: Setting, shape: Shape, precision: Precision, source: Source,
+        engines: Sequence[Peer], folder: Path, err: Console, read_rate: float,
+    ) -> None:  # fmt: skip
+        self.request, self.setting, self.precision, self.source = request, setting, precision, source
+        self.folder, self.err, self.read_rate = folder, err, read_rate
+        self.all_layers = shape.layers
+        self.lacks = {peer.label: why for peer in engines if (why := peer.lacks(precision))}
+        self.engines = {peer.label: peer for peer in engines if peer.label not in self.lacks}
+        self.peers = {peer.label: peer for peer in engines}
+        self.room = room.fitted(shape, precision, list(self.engines.values()), setting.context, folder)
+        self.shape = shape.cut(self.room.layers)
+        draw = random.Random(0)
+        self.prompt = [draw.randrange(shape.vocabulary) for _ in range(max(request.prompt, BEFORE))]
+        self.measured = {label: Measured() for label in self.engines}
+        self.agreements: dict[str, Agreement] = {}
+        self.notes: dict[str, str] = {}
+        self.parts: dict[str, dict[str, float]] = {}
+
+    def measure(self) -> None:
+        if self.room.why:
+            self.err.print(f"[yellow]{self.shape.name} in {self.precision}: {self.room.why}.[/]", soft_wrap=True)
+        for label, peer in self.engines.items():
+            stated = room.stated(peer, self.shape, self.precision, self.setting.context)
+            self.measured[label].memory["stated"] = stated
+        words = ", ".join(f"{label} {size(m.memory['stated'])}" for label, m in self.measured.items())
+        self.err.print(f"[dim]memory that the engines will take: {words}; "
+                       f"{size(room.available())} available[/]", soft_wrap=True)  # fmt: skip
+        path = self._file(self.shape)
+        try:
+            with contextlib.ExitStack() as stack:
+                loaded: dict[str, EngineProcess] = {}
+                if self.request.verify:
+                    self._judge(path, loaded, stack)
+                self._time(path, loaded, stack)
+        finally:
+            self._forget(path)
+
+    def rows(self) -> Iterator[GenerateRow]:
+        for label, peer in self.peers.items():
+            yield self._row(label, peer)
+
+    def _row(self, label: str, peer: Peer) -> GenerateRow:
+        row = GenerateRow(
+            self.shape.name, self.shape.sizes, self.all_layers, self.precision.format, self.precision.dense, peer.name,
+            label, compute=self.setting.compute if peer.name == peers.OURS else None,
+            prompt_tokens=len(self.prompt), decode_tokens=self.request.tokens, threads=self.setting.threads,
+            together=self.room.together,
+        )  # fmt: skip
+        if label in self.lacks:
+            return replace(row, note=self.lacks[label])
+        measured, agreement = self.measured[label], self.agreements.get(label)
+        dense_used = peer.dense(self.precision)
+        read = self.shape.read_bytes(self.precision.format, dense_used)
+        decode = Rate.of(measured.decode) if measured.decode else None
+        checked = f" of {self.room.checked} layers" if self.room.checked < self.shape.layers else ""
+        return replace(
+            row, dense_used=dense_used, decode=decode, prompt=Rate.of(measured.prompt) if measured.prompt else None,
+            verified=None if agreement is None else agreement.agrees,
+            verified_by="" if agreement is None else f"{TOKENS} tokens{checked}: {agreement}",
+            error=None if agreement is None else agreement.error,
+            honest=None if agreement is None else agreement.honest,
+            read_bytes=read, read_gb_s=self.read_rate / 1e9,
+            share_of_read=None if decode is None else read * decode.median / self.read_rate,
+            memory=measured.memory, parts=self.parts.get(label, {}),
+            note="; ".join(filter(None, (self.notes.get(label, ""), measured.failed))),
+        )  # fmt: skip
+
+    def _file(self, shape: Shape) -> Path:
+        """The GGUF file of this model, written unless --models has it."""
+        place = self.request.models or self.folder
+        precision = f"{self.precision.format}-{self.precision.dense}"
+        path = place / f"{shape.name}-{shape.layers}-{precision}.gguf"
+        if not path.exists():
+            part = self.folder / f"{path.name}.part"
+            bytes_of = size(shape.file_bytes(self.precision.format, self.precision.dense))
+            display = GenerateDisplay(self.err, stream=None, as_json=False)
+            with display.doing(f"writing {shape.name}, {self.precision}, {bytes_of}") as report:
+                gguf_files.write(
+                    part, shape, self.source, self.precision.format, self.precision.dense,
+                    progress=lambda done, whole: report(done, whole, f"writing {shape.name}, {self.precision}"),
+                )  # fmt: skip
+            shutil.move(part, path)
+        return path
+
+    def _forget(self, path: Path) -> None:
+        if self.request.models is None:
+            path.unlink(missing_ok=True)
+
+    def _judge(self, path: Path, loaded: dict[str, EngineProcess], stack: contextlib.ExitStack) -> None:
+        """Compare every engine's logits with the golden. Engines stay loaded if they run the same file and all fit."""
+        whole = self.room.checked == self.shape.layers
+        shape = self.shape.cut(self.room.checked)
+        file = path if whole else self._file(shape)
+        try:
+            with self._doing("the plain model in float64", 1 + len(self.engines)) as step:
+                process = peers.golden(self.setting, file, shape, self.folder)
+                try:
+                    process.answer()
+                    process.ask("load")
+                    judge = Judge(process, self.folder, [i % shape.vocabulary for i in self.prompt[:TOKENS]])
+                    step("")
+                    for peer in self.engines.values():
+                        judge.prepare(peer.arithmetic(self.precision))
+                finally:
+                    process.close()
+                for label, peer in self.engines.items():
+                    step(f"checking {label}")
+                    keep = whole and self.room.together
+                    try:
+                        engine = self._start(peer, file, shape)
+                        if keep:
+                            stack.callback(engine.close)
+                            loaded[label] = engine
+                        self.agreements[label] = judge.judge(engine, peer.arithmetic(self.precision))
+                        if not keep:
+                            engine.close()
+                    except EngineError as error:
+                        self.measured[label].failed = str(error)
+        finally:
+            if not whole:
+                self._forget(file)
+
+    def _start(self, peer: Peer, file: Path, shape: Shape) -> EngineProcess:
+        """A loaded engine. Its memory is that of a process which runs the whole model."""
+        process = peer.start(file, shape, self.precision, self.folder)
+        try:
+            process.answer()
+            if peer.in_python and (note := process.ask("load")["note"]):
+                self.notes[peer.label] = note
+            if shape == self.shape:
+                self.measured[peer.label].watch(process)
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def _time(self, path: Path, loaded: dict[str, EngineProcess], stack: contextlib.ExitStack) -> None:
+        starts: dict[str, Callable[[], EngineProcess]] = {
+            label: partial(self._start, peer, path, self.shape)
+            for label, peer in self.engines.items()
+            if not self.measured[label].failed
+        }
+        number, count = self.request.rounds, self.request.tokens
+        with self._doing("timing", number * len(starts)) as step:
+            keep = None
+            if self.room.together:
+                for label, start in starts.items():
+                    try:
+                        if label not in loaded:
+                            loaded[label] = start()
+                            stack.callback(loaded[label].close)
+                        step(f"warming up {label}", 0)
+                        warm(loaded[label], self.prompt, count)
+                    except EngineError as error:
+                        self.measured[label].failed = str(error)
+                keep = loaded
+            step("timing in turns", 0)
+            rounds(starts, self.measured, number, self.prompt, count, partial(step, "timing in turns"), keep=keep)
+            for label, peer in self.engines.items():
+                if peer.in_python and not self.measured[label].failed:
+                    step(f"where the time of {label} goes", 0)
+                    self._divide(label, starts[label], loaded.get(label))
+
+    def _divide(self, label: str, start: Callable[[], EngineProcess], process: EngineProcess | None) -> None:
+        """Seconds of a token in each part, from a run of its own, because its clocks take time."""
+        own = process is None
+        try:
+            engine = start() if process is None else process
+            try:
+                answer = engine.ask("parts", min(PART_TOKENS, self.request.tokens), self.prompt[:BEFORE])
+                self.parts[label] = answer["parts"]
+            finally:
+                if own:
+                    engine.close()
+        except EngineError as error:
+            self.notes[label] = f"its time could not be divided: {error}"
+
+    @contextlib.contextmanager
+    def _doing(self, task: str, total: int) -> Iterator[Callable[..., None]]:
+        """A progress bar on a terminal; yields step(text, advance=1)."""
+        if not self.err.is_terminal:
+            self.err.print(f"[dim]{task}: {self.shape.name}, {self.precision}[/]")
+            yield lambda text="", advance=1: None
+            return
+        count = TextColumn("{task.completed} of {task.total}")
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), count, TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            number = bar.add_task(task, total=total)
+
+            def step(text: str = "", advance: int = 1) -> None:
+                bar.update(number, advance=advance, description=text or task)
+
+            yield step

@@ -1,0 +1,203 @@
+"""The engines that can be compared: what each needs, which formats it has, what it rounds, and how it is started."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .arithmetic import Arithmetic
+from .llama import BATCH, Llama, NoLlama
+from .processes import EngineProcess
+from .shapes import Shape
+
+OURS = "goldsmith"
+ROOT = Path(__file__).resolve().parents[2]
+FLOATS = ("bf16", "fp32")
+ROWS = {"int4": "q8", "int8": "q8", "bf16": "bf16", "fp32": "fp32"}  # what llama.cpp's products round inputs to
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The formats of the experts and of all other matrices."""
+
+    format: str
+    dense: str
+
+    def __str__(self) -> str:
+        return self.format if self.format == self.dense else f"{self.format}, dense part {self.dense}"
+
+    @property
+    def dtype(self) -> str:
+        return "bfloat16" if self.dense == "bf16" else "float32"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all engines of a run share."""
+
+    threads: int
+    device: str
+    context: int
+    compute: str | None = None
+    known: frozenset[str] = frozenset()  # keywords that goldsmith's loading functions take
+    llama: Llama | None = None
+    runner: Path | None = None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One engine, or one budget of it.
+
+    lacks      why it cannot run a precision, or None
+    weights    bytes of its weights in memory
+    """
+
+    name: str
+    label: str
+    lacks: Callable[[Precision], str | None]
+    arithmetic: Callable[[Precision], Arithmetic]
+    weights: Callable[[Shape, Precision], int]
+    start: Callable[[Path, Shape, Precision, Path], EngineProcess]
+    dense: Callable[[Precision], str] = field(default=lambda precision: precision.dense)
+    in_python: bool = True
+
+
+def goldsmith(setting: Setting, budget: str = "0") -> Peer:
+    packs = "dense_format" in setting.known
+
+    def dense(precision: Precision) -> str:
+        return precision.dense if packs or precision.dense in FLOATS else "fp32"
+
+    def arithmetic(precision: Precision) -> Arithmetic:
+        rows = "q8" if setting.compute in ("int8", "auto") and precision.format not in FLOATS else "fp32"
+        dense_rows = rows if dense(precision) not in FLOATS else "fp32"
+        return Arithmetic(precision.dtype, rows, dense_rows)
+
+    def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
+        more: dict[str, Any] = {"budget": "auto" if budget == "auto" else budget, "format": precision.format}
+        if precision.dense not in FLOATS:
+            more["dense_format"] = precision.dense
+        return _worker(OURS, setting, path, shape, precision, folder, compute=setting.compute, **more)
+
+    label = OURS if setting.device == "cpu" else f"{OURS}, budget {budget}"
+    return Peer(
+        OURS, label, lambda precision: None, arithmetic,
+        lambda shape, p: shape.file_bytes(p.format, dense(p)), start, dense,
+    )  # fmt: skip
+
+
+def transformers(setting: Setting) -> Peer:
+    label = "transformers" if setting.device == "cpu" else "transformers, all on the GPU"
+    return _of_transformers("transformers", label, setting, whole=True)
+
+
+def accelerate(setting: Setting, budget: str, budget_bytes: int) -> Peer:
+    return _of_transformers("accelerate", f"accelerate, budget {budget}", setting, budget_bytes=budget_bytes)
+
+
+def _of_transformers(name: str, label: str, setting: Setting, **more: Any) -> Peer:
+    def lacks(precision: Precision) -> str | None:
+        if precision.format in FLOATS and precision.format == precision.dense:
+            return None
+        return f"it has no {KINDS_TEXT[precision.format]} experts beside a dense part in {precision.dense}"
+
+    def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
+        return _worker(name, setting, path, shape, precision, folder, **more)
+
+    return Peer(
+        name, label, lacks, lambda p: Arithmetic(p.dtype), lambda shape, p: shape.file_bytes(p.format, p.dense), start
+    )
+
+
+KINDS_TEXT = {"int4": "Q4_0", "int8": "Q8_0", "bf16": "bfloat16", "fp32": "float32"}
+
+
+def llama_cpp(setting: Setting) -> Peer:
+    def arithmetic(precision: Precision) -> Arithmetic:
+        return Arithmetic("float32", ROWS[precision.format], ROWS[precision.dense], "fp16")
+
+    def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
+        layers, on_cpu = ("0", "0") if setting.device == "cpu" else ("999", "1")
+        command = [
+            str(setting.runner),
+            str(path),
+            str(setting.threads),
+            str(setting.context),
+            str(BATCH),
+            layers,
+            on_cpu,
+        ]
+        return EngineProcess("llama.cpp", command, {}, folder / "llama.cpp.log")
+
+    label = "llama.cpp" if setting.device == "cpu" else "llama.cpp, experts on the CPU"
+    return Peer(
+        "llama.cpp", label, lambda precision: None, arithmetic,
+        lambda shape, p: shape.file_bytes(p.format, p.dense), start, in_python=False,
+    )  # fmt: skip
+
+
+def golden(setting: Setting, path: Path, shape: Shape, folder: Path) -> EngineProcess:
+    """The process of the plain models that judge the others; always on the CPU."""
+    return _worker("golden", setting, path, shape, Precision("fp32", "fp32"), folder, on_cpu=True)
+
+
+def missing(name: str, setting: Setting, llama: Path | None) -> str | None:
+    """What to install or which option to give before this peer can run; None if it can."""
+    if name == "llama.cpp":
+        try:
+            Llama.find(llama)
+        except NoLlama as error:
+            return str(error)
+        return None
+    if name == "accelerate" and setting.device == "cpu":
+        return "it splits a model between a GPU and the CPU, and this run has no GPU (--device cuda)"
+    if name == "kt-kernel":
+        if importlib.util.find_spec("kt_kernel") is None:
+            return "kt-kernel is not installed (pip install --no-deps kt-kernel==0.7.2)"
+        return (
+            "whole models run in it through SGLang only; `python -m benchmarks.bench experts.moe` compares its kernels"
+        )
+    if importlib.util.find_spec(name) is None:
+        return f"{name} is not installed (pip install {name})"
+    return None
+
+
+PEERS = ("llama.cpp", "transformers", "kt-kernel", "accelerate")
+
+
+def versions(names: Sequence[str], setting: Setting) -> dict[str, str]:
+    of_peers = {}
+    for name in names:
+        if name == "llama.cpp":
+            of_peers[name] = setting.llama.version if setting.llama else ""
+        else:
+            of_peers[name] = importlib.metadata.version(name)
+    return of_peers
+
+
+def _worker(
+    name: str, setting: Setting, path: Path, shape: Shape, precision: Precision, folder: Path, on_cpu: bool = False,
+    **more: Any,
+) -> EngineProcess:  # fmt: skip
+    config = {
+        "vocab_size": shape.vocabulary, "hidden_size": shape.H, "intermediate_size": shape.I * shape.k,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "num_experts": shape.E, "num_experts_per_tok": shape.k,
+        "moe_intermediate_size": shape.I, "norm_topk_prob": True, "rope_theta": shape.theta,
+        "rms_norm_eps": shape.epsilon, "tie_word_embeddings": shape.tied, "max_position_embeddings": 40960,
+        "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    options = {
+        "path": str(path), "config": config, "dtype": precision.dtype, "threads": setting.threads,
+        "device": "cpu" if on_cpu else setting.device, "context": setting.context, **more,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.generate.worker", name, json.dumps(options)]
+    # stores and calibrations of this run only; they go away with the folder
+    environment = {"PYTHONPATH": str(ROOT), "GOLDSMITH_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    return EngineProcess(name, command, environment, folder / f"{name}.log")
