@@ -1,9 +1,9 @@
 """What an engine rounds by its own declaration, and plain models that round the same numbers at random.
 
 A model in another arithmetic than float64 cannot equal the golden; which error is honest depends on what it rounds. So
-the plain model runs several times with the inputs of every product, and the keys and values, rounded up or down at
-random in the engine's declared formats. The engine may err as much as the noisiest of these, times the factor that the
-assay allows.
+the plain model runs several times with the inputs of every product, and the sums of the attention, rounded up or down
+at random in the engine's declared formats. The engine may err as much as these, times the factor that the assay
+allows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,24 @@ BLOCK = 32  # inputs that share a scale when rows are rounded to 8 bits
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """dtype: that of all tensors; rows, dense_rows: of the inputs of experts' and of other products; cache: of keys."""
+    """dtype: that of all tensors; rows, dense_rows: of the inputs of experts' and of other products.
+
+    attention   fp16: keys and values are rounded, and so is the sum over keys after each key (llama.cpp's
+                flash attention on a CPU)
+    """
 
     dtype: str = "float32"  # float32 | bfloat16
     rows: str = "fp32"  # fp32 | bf16 | q8
     dense_rows: str = "fp32"
-    cache: str = "fp32"  # fp32 | fp16
+    attention: str = "fp32"  # fp32 | fp16
 
     def __str__(self) -> str:
-        return ",".join((self.dtype, self.rows, self.dense_rows, self.cache))
+        return ",".join((self.dtype, self.rows, self.dense_rows, self.attention))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the plain models differ from each other."""
+        return {self.rows, self.dense_rows, self.attention} != {"fp32"}
 
     @classmethod
     def parse(cls, text: str) -> Arithmetic:
@@ -50,7 +59,7 @@ def _widened(value: Any) -> Any:
 
 
 class RandomRounding(TorchFunctionMode):
-    """Rounds the inputs of products, and keys and values, up or down at random in the formats of an arithmetic.
+    """Rounds the inputs of products, and the attention, up or down at random in the formats of an arithmetic.
 
     routers   weights of the products that no engine rounds; experts: (I, H) of the experts' products
     """
@@ -70,16 +79,35 @@ class RandomRounding(TorchFunctionMode):
                 is_expert = tuple(weight.shape) in self.experts
                 format = self.arithmetic.rows if is_expert else self.arithmetic.dense_rows
             args = (self._rounded(x, format), weight, *more)
-        elif function is torch.nn.functional.scaled_dot_product_attention and len(args) > 2:
+        elif function is torch.nn.functional.scaled_dot_product_attention and self.arithmetic.attention == "fp16":
             query, *pair = args[:3]
-            args = (query, *(self._rounded(t, self.arithmetic.cache) for t in pair), *args[3:])
+            return self._attention(query, *(self._rounded(t, "fp16") for t in pair), **kwargs)
         return function(*args, **kwargs)
 
+    def _attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False, dropout_p: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """softmax(q k^T) v with a sum over keys that is rounded to 16 bits after each key"""
+        group = query.shape[-3] // keys.shape[-3] if enable_gqa else 1
+        keys, values = keys.repeat_interleave(group, -3), values.repeat_interleave(group, -3)
+        scores = query @ keys.mT * (scale if scale is not None else query.shape[-1] ** -0.5)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            outside = torch.full_like(scores, -torch.inf)
+            scores = torch.where(attn_mask, scores, outside) if attn_mask.dtype == torch.bool else scores + attn_mask
+        powers = (scores - scores.amax(-1, keepdim=True)).exp()
+        total = torch.zeros_like(query)
+        for key in range(keys.shape[-2]):
+            total = self._rounded(total + powers[..., key, None] * values[..., None, key, :], "fp16")
+        return total / powers.sum(-1, keepdim=True)
+
     def _rounded(self, x: Tensor, format: str) -> Tensor:
-        if x.dtype == torch.bfloat16:  # holds 8 bits already
-            return x if format != "q8" else self._in_blocks(x.float()).to(x.dtype)
+        if format == "fp32" or (format == "bf16" and x.dtype == torch.bfloat16):
+            return x
         if format == "q8":
-            return self._in_blocks(x)
+            return self._in_blocks(x.float()).to(x.dtype)
         step = (
             torch.exp2(torch.floor(torch.log2(x.abs().clamp_min(1e-30))))
             * {

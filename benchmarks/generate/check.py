@@ -15,14 +15,14 @@ from .arithmetic import Arithmetic
 from .processes import EngineProcess
 
 MEMBERS = 3  # plain models with random roundings for each arithmetic
-TOKENS = 32
+SEQUENCES, TOKENS = 9, 16  # short ones: one tie of router scores spoils all later tokens of its sequence
 
 Logits = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """error: the median over tokens of |logits - golden| / |golden|; honest: the largest of the models that round.
+    """error: |logits - golden| / |golden|, the median over sequences; honest: that of models that round.
 
     The median, because where two router scores tie an honest rounding takes another expert.
     """
@@ -44,33 +44,39 @@ class Judge:
 
     process: EngineProcess
     folder: Path
-    ids: Sequence[int]
+    ids: Sequence[Sequence[int]]
     honest: dict[Arithmetic, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        file = self.folder / "golden.bin"
-        self.process.ask("golden", file, self.ids)
-        self.golden = self._read(file, np.float64)
+        self.golden = self._logits(self.process, "golden", "{file}", np.float64)
 
     def prepare(self, arithmetic: Arithmetic) -> None:
         """Run the plain models of this arithmetic, unless that was done."""
         if arithmetic not in self.honest:
-            file, errors = self.folder / "random.bin", []
-            for seed in range(MEMBERS):
-                self.process.ask("random", f"{file},{seed},{arithmetic}", self.ids)
-                errors.append(self._error(self._read(file, np.float32)))
-            self.honest[arithmetic] = max(errors)
+            errors = []
+            for seed in range(MEMBERS if arithmetic.is_random else 1):
+                logits = self._logits(self.process, "random", f"{{file}},{seed},{arithmetic}", np.float32)
+                errors += self._errors(logits)
+            self.honest[arithmetic] = float(np.median(errors))
 
     def judge(self, engine: EngineProcess, arithmetic: Arithmetic) -> Agreement:
-        file = self.folder / "logits.bin"
-        engine.ask("logits", file, self.ids)
-        return Agreement(self._error(self._read(file, np.float32)), self.honest[arithmetic])
+        logits = self._logits(engine, "logits", "{file}", np.float32)
+        return Agreement(float(np.median(self._errors(logits))), self.honest[arithmetic])
 
-    def _read(self, file: Path, dtype: type) -> Logits:
-        return np.fromfile(file, dtype).astype(np.float64).reshape(len(self.ids), -1)
+    def _logits(self, engine: EngineProcess, verb: str, word: str, dtype: type) -> list[Logits]:
+        """[tokens, vocabulary] of each sequence."""
+        file, logits = self.folder / "logits.bin", []
+        for ids in self.ids:
+            engine.ask(verb, word.format(file=file), ids)
+            logits.append(np.fromfile(file, dtype).astype(np.float64).reshape(len(ids), -1))
+        return logits
 
-    def _error(self, logits: Logits) -> float:
+    def _errors(self, logits: list[Logits]) -> list[float]:
         """NaN, which agrees with nothing, where the sizes differ."""
-        if logits.shape != self.golden.shape:
-            return float("nan")
-        return float(np.median(np.linalg.norm(logits - self.golden, axis=1) / np.linalg.norm(self.golden, axis=1)))
+        return [_relative(one, other) for one, other in zip(logits, self.golden, strict=True)]
+
+
+def _relative(logits: Logits, golden: Logits) -> float:
+    if logits.shape != golden.shape:
+        return float("nan")
+    return float(np.linalg.norm(logits - golden) / np.linalg.norm(golden))

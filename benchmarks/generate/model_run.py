@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from goldsmith.cli.bench.ceilings import megabytes_beyond_caches
 from goldsmith.cli.generate.display import GenerateDisplay
 from goldsmith.cli.terminal import size
+from goldsmith.core import native
 
 from . import gguf_files, peers, room
-from .check import TOKENS, Agreement, Judge
+from .check import SEQUENCES, TOKENS, Agreement, Judge
 from .peers import Peer, Precision, Setting
 from .processes import EngineError, EngineProcess
 from .rows import GenerateRow, Rate
@@ -37,10 +39,10 @@ class ModelRun:
 
     def __init__(
         self, request: GenerateRequest, setting: Setting, shape: Shape, precision: Precision, source: Source,
-        engines: Sequence[Peer], folder: Path, err: Console, read_rate: float,
+        engines: Sequence[Peer], folder: Path, err: Console,
     ) -> None:  # fmt: skip
         self.request, self.setting, self.precision, self.source = request, setting, precision, source
-        self.folder, self.err, self.read_rate = folder, err, read_rate
+        self.folder, self.err, self.read_rate = folder, err, 0.0
         self.all_layers = shape.layers
         self.lacks = {peer.label: why for peer in engines if (why := peer.lacks(precision))}
         self.engines = {peer.label: peer for peer in engines if peer.label not in self.lacks}
@@ -94,10 +96,10 @@ class ModelRun:
         return replace(
             row, dense_used=dense_used, decode=decode, prompt=Rate.of(measured.prompt) if measured.prompt else None,
             verified=None if agreement is None else agreement.agrees,
-            verified_by="" if agreement is None else f"{TOKENS} tokens{checked}: {agreement}",
+            verified_by="" if agreement is None else f"{SEQUENCES} x {TOKENS} tokens{checked}: {agreement}",
             error=None if agreement is None else agreement.error,
             honest=None if agreement is None else agreement.honest,
-            read_bytes=read, read_gb_s=self.read_rate / 1e9,
+            read_bytes=read, read_gb_s=self.read_rate / 1e9 or None,
             share_of_read=None if decode is None else read * decode.median / self.read_rate,
             memory=measured.memory, parts=self.parts.get(label, {}),
             note="; ".join(filter(None, (self.notes.get(label, ""), measured.failed))),
@@ -131,11 +133,12 @@ class ModelRun:
         file = path if whole else self._file(shape)
         try:
             with self._doing("the plain model in float64", 1 + len(self.engines)) as step:
-                process = peers.golden(self.setting, file, shape, self.folder)
+                draw, process = random.Random(1), peers.golden(self.setting, file, shape, self.folder)
                 try:
                     process.answer()
                     process.ask("load")
-                    judge = Judge(process, self.folder, [i % shape.vocabulary for i in self.prompt[:TOKENS]])
+                    ids = [draw.randrange(shape.vocabulary) for _ in range(SEQUENCES * TOKENS)]
+                    judge = Judge(process, self.folder, [ids[k::SEQUENCES] for k in range(SEQUENCES)])
                     step("")
                     for peer in self.engines.values():
                         judge.prepare(peer.arithmetic(self.precision))
@@ -193,11 +196,17 @@ class ModelRun:
                         self.measured[label].failed = str(error)
                 keep = loaded
             step("timing in turns", 0)
-            rounds(starts, self.measured, number, self.prompt, count, partial(step, "timing in turns"), keep=keep)
+            rounds(starts, self.measured, number, self.prompt, count, partial(step, "timing in turns"),
+                   self._measure_reads, keep=keep)  # fmt: skip
             for label, peer in self.engines.items():
                 if peer.in_python and not self.measured[label].failed:
                     step(f"where the time of {label} goes", 0)
                     self._divide(label, starts[label], loaded.get(label))
+
+    def _measure_reads(self) -> None:
+        """The best rate of all rounds, because the rate changes with what others do on the machine's host."""
+        threads, megabytes = self.setting.threads, megabytes_beyond_caches()
+        self.read_rate = max(self.read_rate, native.measure("read", threads=threads, seconds=0.2, megabytes=megabytes))
 
     def _divide(self, label: str, start: Callable[[], EngineProcess], process: EngineProcess | None) -> None:
         """Seconds of a token in each part, from a run of its own, because its clocks take time."""

@@ -138,8 +138,16 @@ def llama_cpp(setting: Setting) -> Peer:
     label = "llama.cpp" if setting.device == "cpu" else "llama.cpp, experts on the CPU"
     return Peer(
         "llama.cpp", label, lambda precision: None, arithmetic,
-        lambda shape, p: shape.file_bytes(p.format, p.dense), start, in_python=False,
+        _llama_bytes, start, in_python=False,
     )  # fmt: skip
+
+
+def _llama_bytes(shape: Shape, precision: Precision) -> int:
+    """The file, which it maps, and a copy of Q4_0 matrices with their rows interleaved."""
+    repacked = shape.layers * shape.experts_bytes("int4") if precision.format == "int4" else 0
+    if precision.dense == "int4":
+        repacked = shape.file_bytes("int4", "int4")
+    return shape.file_bytes(precision.format, precision.dense) + repacked
 
 
 def golden(setting: Setting, path: Path, shape: Shape, folder: Path) -> EngineProcess:

@@ -37,7 +37,7 @@ class GenerateRow:
 
     format, dense   of the experts and of all other matrices, in the file; dense_used: as the engine computed
     read_bytes      of weights, for one token; share_of_read: these over the token's time at the measured read rate
-    memory          bytes: stated before the engine was loaded; resident after loading; peak at the end
+    memory          bytes: stated before the engine started; resident after its last turn; peak, loading included
     together        whether all engines were loaded at once; otherwise each was loaded anew for each of its rounds
     parts           seconds of a token in each part of the model, from a separate run with hooks
     """

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from goldsmith.cli.bench.ceilings import megabytes_beyond_caches
 from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
 from goldsmith.cli.bench.rows import Conditions
 from goldsmith.cli.signals import terminate_like_ctrl_c
@@ -74,8 +73,6 @@ def run(request: GenerateRequest, out: str | None) -> int:
     if (load := os.getloadavg()[0]) > BUSY:
         err.print(f"[yellow]Others use this machine (load {load:.1f}): all rates are of a busy machine.[/]")
     status, shown = 0, 0
-    read_rate = _read_rate(setting.threads)
-    stream.print(f"[dim]read rate {read_rate / 1e9:.1f} GB/s with {setting.threads} threads[/]")
     if request.models is not None:
         request.models.mkdir(parents=True, exist_ok=True)
     with terminate_like_ctrl_c(), scratch(request.folder) as folder:
@@ -86,7 +83,7 @@ def run(request: GenerateRequest, out: str | None) -> int:
             for shape in shapes:
                 source = RandomWeights(shape) if request.model is None else FolderWeights(request.model, shape)
                 for precision in precisions:
-                    model = ModelRun(request, setting, shape, precision, source, engines, folder, err, read_rate)
+                    model = ModelRun(request, setting, shape, precision, source, engines, folder, err)
                     try:
                         model.measure()
                     finally:  # also the rounds before an interrupt
@@ -227,11 +224,6 @@ def _engines(request: GenerateRequest, setting: Setting, names: Sequence[str]) -
         for budget, bytes_of in zip(budgets, sizes, strict=True):
             if bytes_of is not None:
                 yield peers.accelerate(setting, budget, bytes_of)
-
-
-def _read_rate(threads: int) -> float:
-    """Bytes per second, the better of two measurements."""
-    return max(native.measure("read", threads=threads, seconds=0.3, megabytes=megabytes_beyond_caches()) for _ in "ab")
 
 
 def _write(rows: Sequence[GenerateRow], target: object) -> None:

@@ -12,7 +12,7 @@ from .rows import GenerateRow, Rate
 
 LEGEND = (
     "Tokens per second: median over rounds in turns, ± half of slowest to fastest. read: share of the measured read "
-    "rate that a token's weights take. memory: peak of the process (stated before it started). error: of logits "
+    "rate that a token's weights take. memory: of the process (stated before it started). error: of logits "
     "against float64."
 )
 LEAST_PART = 0.02  # of a token's time; smaller parts are added up
@@ -32,7 +32,8 @@ def table(rows: Sequence[GenerateRow]) -> WholeTable:
     for row in rows:
         if row.prompt is None and row.decode is None:
             continue
-        memory = "" if not row.memory.get("peak") else f"{size(row.memory['peak'])} ({size(row.memory['stated'])})"
+        resident = row.memory.get("resident")
+        memory = f"{size(resident)} ({size(row.memory['stated'])})" if resident else ""
         shown.add_row(
             escape(row.label), rate(row.prompt), rate(row.decode), percent(row.share_of_read), memory,
             "" if row.error is None else f"{row.error:.0e}",

@@ -43,10 +43,15 @@ def one_turn(process: EngineProcess, measured: Measured, prompt: Sequence[int], 
 
 def rounds(
     engines: Mapping[str, Callable[[], EngineProcess]], results: Mapping[str, Measured], number: int,
-    prompt: Sequence[int], count: int, done: Callable[[], None], *, keep: Mapping[str, EngineProcess] | None,
+    prompt: Sequence[int], count: int, done: Callable[[], None], before: Callable[[], None],
+    *, keep: Mapping[str, EngineProcess] | None,
 ) -> None:  # fmt: skip
-    """Fill the results. `keep` has the loaded engines; None: each is started for its turn and ended after it."""
+    """Fill the results. `keep` has the loaded engines; None: each is started for its turn and ended after it.
+
+    before() comes before each round, done() after each turn.
+    """
     for _ in range(number):
+        before()
         for name, start in engines.items():
             measured = results[name]
             if not measured.failed:
