@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+STEPS = {"bf16": 2.0**-7, "fp16": 2.0**-10}  # from 1 to the next number
 BLOCK = 32  # inputs that share a scale when rows are rounded to 8 bits
 
 
@@ -108,16 +109,7 @@ class RandomRounding(TorchFunctionMode):
             return x
         if format == "q8":
             return self._in_blocks(x.float()).to(x.dtype)
-        step = (
-            torch.exp2(torch.floor(torch.log2(x.abs().clamp_min(1e-30))))
-            * {
-                "fp32": 2.0**-23,
-                "bf16": 2.0**-7,
-                "fp16": 2.0**-10,
-            }[format]
-        )
-        if format == "fp32":  # x is a float32: moved by at most one rounding
-            return x + step * (torch.rand(x.shape, generator=self.generator) - 0.5)
+        step = torch.exp2(torch.floor(torch.log2(x.abs().clamp_min(1e-30)))) * STEPS[format]
         return torch.floor(x / step + torch.rand(x.shape, generator=self.generator)) * step
 
     def _in_blocks(self, x: Tensor) -> Tensor:
