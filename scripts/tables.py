@@ -25,6 +25,7 @@ from typer.models import ArgumentInfo
 import evaluation_rows
 import finetune
 import gate_rows
+import generation
 import kernelfault
 import language_model
 import liger
@@ -37,6 +38,7 @@ import strategies
 import training_stacks
 import watch_cost
 from benchmarks.bench import app as bench
+from benchmarks.generate.command import app as bench_generate
 from benchmarks.offload.command import app as offload
 from goldsmith import Op
 from goldsmith.assay.declare.case import Case
@@ -189,6 +191,7 @@ def commands() -> str:
     own = [("", command) for command in app.registered_commands if not command.hidden]
     for group in app.registered_groups:
         own += [(f"{group.name} ", command) for command in group.typer_instance.registered_commands]
+    own += [("", command) for command in bench_generate.registered_commands]
     others = [("", command) for command in (*bench.registered_commands, *offload.registered_commands)]
     for prefix, command in [*own, *others]:
         name = prefix + (command.name or command.callback.__name__)
@@ -280,6 +283,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernelfault_confusion": lambda: kernelfault.confusion(table),
     "kernelfault_rank_scores": lambda: kernelfault.rank_scores(table),
     "kernelfault_rank_faults": lambda: kernelfault.rank_faults(table),
+    "generation_rates": lambda: generation.rates(table),
+    "generation_memory": lambda: generation.memory(table),
+    "generation_parts": lambda: generation.parts(table),
     "language_model": lambda: language_model.losses(table),
     "offload_calls": lambda: offload_rows.calls(table),
     "offload_steps": lambda: offload_rows.steps(table),
