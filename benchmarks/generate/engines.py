@@ -179,8 +179,11 @@ class PlainEngine(TransformersEngine):
             self.model, self.held = plain_model(self.options, DTYPES[dtype], self.implementation), dtype
 
 
-def plain_model(options: dict[str, Any], dtype: torch.dtype, implementation: str) -> Any:
-    """transformers' model with the numbers of a GGUF file, on the device of the options."""
+def plain_model(options: dict[str, Any], dtype: torch.dtype, implementation: str, *, experts: bool = True) -> Any:
+    """transformers' model with the numbers of a GGUF file, on the device of the options.
+
+    experts=False leaves the experts without numbers.
+    """
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     from goldsmith.hf.checkpoint.loading import fill_transient_buffers
@@ -189,10 +192,10 @@ def plain_model(options: dict[str, Any], dtype: torch.dtype, implementation: str
     config.dtype = dtype
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.load_state_dict(read(Path(options["path"]), dtype), strict=False, assign=True)
+    model.load_state_dict(read(Path(options["path"]), dtype, experts=experts), strict=False, assign=True)
     if config.tie_word_embeddings:
         model.tie_weights()
-    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    left = [n for n, p in model.named_parameters() if p.is_meta and (experts or ".experts." not in n)]
     if left:
         raise ValueError(f"{options['path']} lacks {left[0]}")
     fill_transient_buffers(model)
@@ -200,7 +203,7 @@ def plain_model(options: dict[str, Any], dtype: torch.dtype, implementation: str
         parameter.requires_grad_(False)
     with contextlib.suppress(AttributeError):
         model.set_experts_implementation(implementation)
-    return model.eval().to(options["device"] if options.get("whole") else "cpu")
+    return model.eval().to(options["device"]) if options.get("whole") else model.eval()
 
 
 def keywords() -> set[str]:
@@ -220,9 +223,20 @@ class Numbers:
         return "".join(f" {i}" for i in ids)
 
 
+class KtKernelEngine(TransformersEngine):
+    """transformers' model with the experts computed by kt-kernel's C++ classes."""
+
+    def load(self) -> str:
+        from .kt_experts import put_into
+
+        self.model = plain_model(self.options, DTYPES[self.options["dtype"]], "eager", experts=False)
+        return put_into(self.model, Path(self.options["path"]), self.options)
+
+
 ENGINES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "goldsmith": GoldsmithEngine,
     "transformers": TransformersEngine,
     "accelerate": AccelerateEngine,
+    "kt-kernel": KtKernelEngine,
     "golden": PlainEngine,
 }

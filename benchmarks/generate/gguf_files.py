@@ -93,13 +93,15 @@ def _add_fields(writer: Any, shape: Shape) -> None:
     writer.add_tokenizer_model("none")
 
 
-def read(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The numbers in a file in `dtype`, by transformers' names."""
+def read(path: Path, dtype: torch.dtype, *, experts: bool = True) -> dict[str, Tensor]:
+    """The numbers in a file in `dtype`, by transformers' names; `experts`: those of the experts too."""
     import gguf
 
     tensors: dict[str, Tensor] = {}
     halves: dict[str, Tensor] = {}
     for entry in gguf.GGUFReader(path).tensors:
+        if not experts and "_exps." in entry.name:
+            continue
         plain = gguf.quants.dequantize(entry.data, entry.tensor_type)
         # a copy, because the reader's own memory is the file's
         tensor = torch.from_numpy(np.array(plain, dtype=np.float32)).to(dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,24 @@ def _of_transformers(name: str, label: str, setting: Setting, **more: Any) -> Pe
     )
 
 
+def kt_kernel(setting: Setting) -> Peer:
+    """Experts in 4 or 16 bits; its 8-bit classes round the weights to a format of their own."""
+
+    def lacks(precision: Precision) -> str | None:
+        if precision.format not in ("int4", "bf16"):
+            return f"it cannot compute with the weights of {KINDS_TEXT[precision.format]}"
+        dense = precision.dense in FLOATS
+        return None if dense else f"transformers has no {KINDS_TEXT[precision.dense]} for the dense part"
+
+    def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
+        return _worker("kt-kernel", setting, path, shape, precision, folder, format=precision.format)
+
+    return Peer(
+        "kt-kernel", "kt-kernel in transformers", lacks, lambda p: Arithmetic(p.dtype, "bf16"),
+        lambda shape, p: shape.file_bytes(p.format, p.dense), start,
+    )  # fmt: skip
+
+
 KINDS_TEXT = {"int4": "Q4_0", "int8": "Q8_0", "bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -166,11 +185,9 @@ def missing(name: str, setting: Setting, llama: Path | None) -> str | None:
     if name == "accelerate" and setting.device == "cpu":
         return "it splits a model between a GPU and the CPU, and this run has no GPU (--device cuda)"
     if name == "kt-kernel":
-        if importlib.util.find_spec("kt_kernel") is None:
-            return "kt-kernel is not installed (pip install --no-deps kt-kernel==0.7.2)"
-        return (
-            "whole models run in it through SGLang only; `python -m benchmarks.bench experts.moe` compares its kernels"
-        )
+        from benchmarks.peers import kt_kernel
+
+        return kt_kernel.missing() or (None if setting.device == "cpu" else "it is timed on a CPU only")
     if importlib.util.find_spec(name) is None:
         return f"{name} is not installed (pip install {name})"
     return None
@@ -207,5 +224,6 @@ def _worker(
     }  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.generate.worker", name, json.dumps(options)]
     # stores and calibrations of this run only; they go away with the folder
-    environment = {"PYTHONPATH": str(ROOT), "GOLDSMITH_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": paths, "GOLDSMITH_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     return EngineProcess(name, command, environment, folder / f"{name}.log")

@@ -220,6 +220,8 @@ def _engines(request: GenerateRequest, setting: Setting, names: Sequence[str]) -
         yield peers.llama_cpp(setting)
     if "transformers" in names:
         yield peers.transformers(setting)
+    if "kt-kernel" in names:
+        yield peers.kt_kernel(setting)
     if "accelerate" in names:
         for budget, bytes_of in zip(budgets, sizes, strict=True):
             if bytes_of is not None:

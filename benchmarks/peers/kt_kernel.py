@@ -58,12 +58,12 @@ class _Layer:
     """A kt-kernel object with loaded weights, and the tensors that it reads and writes."""
 
     def __init__(self, subject: MoeSubject, kind: str) -> None:
-        self.subject, self.kind, self.library = subject, kind, _library()
+        self.subject, self.kind, self.library = subject, kind, library()
         sizes = subject.entry.sizes
         self.tokens, self.slots, self.rank = sizes["T"], sizes["k"], sizes["r"]
-        self.workers = _workers(torch.get_num_threads())
-        with _silent():
-            self.pool = _pool(self.workers)
+        self.workers = most_workers(torch.get_num_threads())
+        with silent():
+            self.pool = pool(self.workers)
             config = self._config(sizes)
             self.loaded = [*self._weights(config), *self._factors(config)]
             self.moe = getattr(self.library.moe, CLASSES[kind] + ("_SFT_MOE" if self.rank else "_MOE"))(config)
@@ -181,13 +181,13 @@ def _in_its_encoding(matrix: Codes, format: str) -> tuple[Tensor, Tensor]:
     return matrix.codes ^ 0x88, matrix.scales
 
 
-def _workers(threads: int) -> int:
+def most_workers(threads: int) -> int:
     """At most one worker less than cores: with a worker on each core, every call takes a multiple of 4 or 8 ms."""
     return max(1, min(threads, (os.cpu_count() or 1) - 1))
 
 
 @functools.cache
-def _library() -> Any:
+def library() -> Any:
     """The extension for this machine, without its Python package, which needs another torch, and gguf."""
     spec = importlib.util.find_spec("kt_kernel")
     if spec is None or spec.origin is None:
@@ -204,15 +204,14 @@ def _library() -> Any:
 
 
 @functools.cache
-def _pool(workers: int) -> Any:
-    library = _library()
-    config = library.WorkerPoolConfig()
+def pool(workers: int) -> Any:
+    config = library().WorkerPoolConfig()
     config.subpool_count, config.subpool_numa_map, config.subpool_thread_count = 1, [0], [workers]
-    return library.CPUInfer(config)
+    return library().CPUInfer(config)
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Discard what the library prints, because rows may go to stdout."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)

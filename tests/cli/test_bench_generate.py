@@ -313,5 +313,6 @@ def test_scratch_is_empty_afterwards(tmp_path):
 
 
 def test_the_picture_is_drawn_from_the_rows():
-    done = subprocess.run([sys.executable, "scripts/generation.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "scripts/generation.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/generation.py`"
