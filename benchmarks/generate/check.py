@@ -14,8 +14,8 @@ from goldsmith.assay.judge.ladder import QUALITY_RATIO
 from .arithmetic import Arithmetic
 from .processes import EngineProcess
 
-MEMBERS = 3  # plain models with random roundings for each arithmetic
-SEQUENCES, TOKENS = 9, 16  # short ones: one tie of router scores spoils all later tokens of its sequence
+MEMBERS = 2  # plain models with random roundings for each arithmetic
+SEQUENCES, TOKENS = 7, 12  # short ones: one tie of router scores spoils all later tokens of its sequence
 
 Logits = NDArray[np.float64]
 
