@@ -25,15 +25,17 @@ class Arithmetic:
 
     attention   fp16: keys and values are rounded, and so is the sum over keys after each key (llama.cpp's
                 flash attention on a CPU)
+    packs       the format to which goldsmith packs the dense part anew: the golden has these weights, too
     """
 
     dtype: str = "float32"  # float32 | bfloat16
     rows: str = "fp32"  # fp32 | bf16 | q8
     dense_rows: str = "fp32"
     attention: str = "fp32"  # fp32 | fp16
+    packs: str = ""
 
     def __str__(self) -> str:
-        return ",".join((self.dtype, self.rows, self.dense_rows, self.attention))
+        return ",".join((self.dtype, self.rows, self.dense_rows, self.attention, self.packs))
 
     @property
     def is_random(self) -> bool:

@@ -46,22 +46,23 @@ class Judge:
     folder: Path
     ids: Sequence[Sequence[int]]
     honest: dict[Arithmetic, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.golden = self._logits(self.process, "golden", "{file}", np.float64)
+    golden: dict[str, list[Logits]] = field(default_factory=dict)  # by the format to which the dense part is packed
 
     def prepare(self, arithmetic: Arithmetic) -> None:
         """Run the plain models of this arithmetic, unless that was done."""
+        packs = arithmetic.packs
+        if packs not in self.golden:
+            self.golden[packs] = self._logits(self.process, "golden", f"{{file}},{packs}", np.float64)
         if arithmetic not in self.honest:
             errors = []
             for seed in range(MEMBERS if arithmetic.is_random else 1):
                 logits = self._logits(self.process, "random", f"{{file}},{seed},{arithmetic}", np.float32)
-                errors += self._errors(logits)
+                errors += self._errors(logits, packs)
             self.honest[arithmetic] = float(np.median(errors))
 
     def judge(self, engine: EngineProcess, arithmetic: Arithmetic) -> Agreement:
         logits = self._logits(engine, "logits", "{file}", np.float32)
-        return Agreement(float(np.median(self._errors(logits))), self.honest[arithmetic])
+        return Agreement(float(np.median(self._errors(logits, arithmetic.packs))), self.honest[arithmetic])
 
     def _logits(self, engine: EngineProcess, verb: str, word: str, dtype: type) -> list[Logits]:
         """[tokens, vocabulary] of each sequence."""
@@ -71,9 +72,9 @@ class Judge:
             logits.append(np.fromfile(file, dtype).astype(np.float64).reshape(len(ids), -1))
         return logits
 
-    def _errors(self, logits: list[Logits]) -> list[float]:
+    def _errors(self, logits: list[Logits], packs: str) -> list[float]:
         """NaN, which agrees with nothing, where the sizes differ."""
-        return [_relative(one, other) for one, other in zip(logits, self.golden, strict=True)]
+        return [_relative(one, other) for one, other in zip(logits, self.golden[packs], strict=True)]
 
 
 def _relative(logits: Logits, golden: Logits) -> float:

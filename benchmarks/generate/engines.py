@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from goldsmith.experts.packed.formats import FORMATS, decode
+from goldsmith.experts.packed.quantisation import quantise
 
 from .arithmetic import Arithmetic, InFloat64, RandomRounding
 from .gguf_files import read
@@ -100,7 +103,7 @@ class GoldsmithEngine(TransformersEngine):
         self.offloaded = from_pretrained(
             self.options["path"], dtype=DTYPES[self.options["dtype"]], device=self.options["device"],
             gpu_budget=self.options["budget"], threads=self.options["threads"],
-            max_length=self.options["context"], exact=not given.get("compute"), **given,
+            max_length=self.options["context"], **given,
         )  # fmt: skip
         self.model = self.offloaded.model
         format = self.offloaded.engine.store.format
@@ -149,18 +152,18 @@ class PlainEngine(TransformersEngine):
     implementation = "eager"
 
     def load(self) -> str:
-        self.held = ""
+        self.held = ("", "")
         return ""
 
-    def logits(self, ids: list[int]) -> Tensor:
-        """The golden in float64, returned as float64."""
-        self._hold("float64")
+    def golden_logits(self, ids: list[int], packs: str) -> Tensor:
+        """In float64, returned as float64; packs: the dense part has the weights of this format."""
+        self._hold("float64", packs)
         with InFloat64():
             return self.model(torch.tensor([ids])).logits[0].double()
 
     def rounded_logits(self, ids: list[int], seed: int, text: str) -> Tensor:
         arithmetic = Arithmetic.parse(text)
-        self._hold(arithmetic.dtype)
+        self._hold(arithmetic.dtype, arithmetic.packs)
         torch.manual_seed(seed)
         modules = self.model.modules()
         experts, routers = set[tuple[int, int]](), set[int]()
@@ -173,10 +176,12 @@ class PlainEngine(TransformersEngine):
         with RandomRounding(arithmetic, experts, routers, seed):
             return self.model(torch.tensor([ids])).logits[0].float()
 
-    def _hold(self, dtype: str) -> None:
-        if self.held != dtype:
+    def _hold(self, dtype: str, packs: str) -> None:
+        if self.held != (dtype, packs):
             self.model = None
-            self.model, self.held = plain_model(self.options, DTYPES[dtype], self.implementation), dtype
+            self.model, self.held = plain_model(self.options, DTYPES[dtype], self.implementation), (dtype, packs)
+            if packs:
+                _round_dense(self.model, packs)
 
 
 def plain_model(options: dict[str, Any], dtype: torch.dtype, implementation: str, *, experts: bool = True) -> Any:
@@ -204,6 +209,15 @@ def plain_model(options: dict[str, Any], dtype: torch.dtype, implementation: str
     with contextlib.suppress(AttributeError):
         model.set_experts_implementation(implementation)
     return model.eval().to(options["device"]) if options.get("whole") else model.eval()
+
+
+def _round_dense(model: Any, format: str) -> None:
+    """Give the linear layers the numbers that they have after goldsmith has packed them."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            fmt, weight = FORMATS[format], module.weight
+            codes = quantise(fmt, weight.float(), fmt.group, fmt.scales[0], "bench generate")
+            module.weight = nn.Parameter(decode(fmt, codes, weight.dtype), requires_grad=False)
 
 
 def keywords() -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,7 +43,8 @@ class ModelRun:
         engines: Sequence[Peer], folder: Path, err: Console,
     ) -> None:  # fmt: skip
         self.request, self.setting, self.precision, self.source = request, setting, precision, source
-        self.folder, self.err, self.read_rate = folder, err, 0.0
+        self.folder, self.err = folder, err
+        self.reads: list[float] = []  # bytes per second
         self.all_layers = shape.layers
         self.lacks = {peer.label: why for peer in engines if (why := peer.lacks(precision))}
         self.engines = {peer.label: peer for peer in engines if peer.label not in self.lacks}
@@ -90,6 +92,7 @@ class ModelRun:
             return replace(row, note=self.lacks[label])
         measured, agreement = self.measured[label], self.agreements.get(label)
         dense_used = peer.dense(self.precision)
+        rate = statistics.median(self.reads) if self.reads else None
         read = self.shape.read_bytes(self.precision.format, dense_used)
         decode = Rate.of(measured.decode) if measured.decode else None
         checked = f" of {self.room.checked} layers" if self.room.checked < self.shape.layers else ""
@@ -99,8 +102,8 @@ class ModelRun:
             verified_by="" if agreement is None else f"{SEQUENCES} x {TOKENS} tokens{checked}: {agreement}",
             error=None if agreement is None else agreement.error,
             honest=None if agreement is None else agreement.honest,
-            read_bytes=read, read_gb_s=self.read_rate / 1e9 or None,
-            share_of_read=None if decode is None else read * decode.median / self.read_rate,
+            read_bytes=read, read_gb_s=None if rate is None else rate / 1e9,
+            share_of_read=None if decode is None or rate is None else read * decode.median / rate,
             memory=measured.memory, parts=self.parts.get(label, {}),
             note="; ".join(filter(None, (self.notes.get(label, ""), measured.failed))),
         )  # fmt: skip
@@ -204,9 +207,9 @@ class ModelRun:
                     self._divide(label, starts[label], loaded.get(label))
 
     def _measure_reads(self) -> None:
-        """The best rate of all rounds, because the rate changes with what others do on the machine's host."""
+        """Once before each round, because the rate changes with what others do on the machine's host."""
         threads, megabytes = self.setting.threads, megabytes_beyond_caches()
-        self.read_rate = max(self.read_rate, native.measure("read", threads=threads, seconds=0.2, megabytes=megabytes))
+        self.reads.append(native.measure("read", threads=threads, seconds=0.2, megabytes=megabytes))
 
     def _divide(self, label: str, start: Callable[[], EngineProcess], process: EngineProcess | None) -> None:
         """Seconds of a token in each part, from a run of its own, because its clocks take time."""

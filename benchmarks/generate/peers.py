@@ -76,9 +76,9 @@ def goldsmith(setting: Setting, budget: str = "0") -> Peer:
         return precision.dense if packs or precision.dense in FLOATS else "fp32"
 
     def arithmetic(precision: Precision) -> Arithmetic:
-        rows = "q8" if setting.compute in ("int8", "auto") and precision.format not in FLOATS else "fp32"
-        dense_rows = rows if dense(precision) not in FLOATS else "fp32"
-        return Arithmetic(precision.dtype, rows, dense_rows)
+        rows = "q8" if setting.compute == "int8" and precision.format not in FLOATS else "fp32"
+        packed = dense(precision)
+        return Arithmetic(precision.dtype, rows, "fp32", packs="" if packed in FLOATS else packed)
 
     def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
         more: dict[str, Any] = {"budget": "auto" if budget == "auto" else budget, "format": precision.format}

@@ -7,7 +7,7 @@ logits FILE ID...     writes the logits of every token, float32 [tokens, vocabul
 prompt - ID...        seconds to compute these tokens and choose the next one
 decode COUNT ID...    after these tokens, COUNT more, each the most likely one: seconds of each, and the tokens
 parts COUNT ID...     the same, with the seconds of each part of the model
-golden FILE ID...     logits in float64; random FILE,SEED,ARITHMETIC ID...: of a plain model that rounds at random
+golden FILE,PACKS ID...   logits in float64; random FILE,SEED,ARITHMETIC ID...: of a plain model that rounds at random
 """
 
 from __future__ import annotations
@@ -53,10 +53,13 @@ def main() -> None:
 def answered(engine: Any, verb: str, word: str, ids: list[int]) -> dict[str, Any]:
     if verb == "load":
         return {"note": engine.load()}
-    if verb in ("logits", "golden"):
-        logits = engine.logits(ids)
-        logits.numpy().tofile(word)
-        return {"vocabulary": logits.shape[-1]}
+    if verb == "logits":
+        engine.logits(ids).numpy().tofile(word)
+        return {}
+    if verb == "golden":
+        file, packs = word.split(",")
+        engine.golden_logits(ids, packs).numpy().tofile(file)
+        return {}
     if verb == "random":
         file, seed, arithmetic = word.split(",", 2)
         engine.rounded_logits(ids, int(seed), arithmetic).numpy().tofile(file)
