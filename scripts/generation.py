@@ -133,18 +133,18 @@ def parts(table: Table) -> str:
     for (_, _, shape, layers, _), precisions in groups().items():
         for name, case in precisions.items():
             for label, row in case.items():
-                if "parts" in row:
+                if "parts" in row and "decode" in row:
                     names += [part for part in row["parts"] if part not in names]
-                    lines.append((f"{shape}, {layers} layers, {name}", label, row["parts"]))
-    cells = [
-        [case, label, f"{1e3 * sum(p.values()):.3g}", *(milliseconds(p.get(n)) for n in names)]
-        for case, label, p in lines
-    ]
-    return table(["", "engine", "a token", *names], cells) if lines else NOTHING
+                    lines.append((f"{shape}, {layers} layers, {name}", label, row))
+    cells = []
+    for case, label, row in lines:
+        times = 1 / row["decode"]["median"], sum(row["parts"].values()), *(row["parts"].get(name) for name in names)
+        cells.append([case, label, *map(milliseconds, times)])
+    return table(["", "engine", "a token, timed", "with clocks", *names], cells) if lines else NOTHING
 
 
 def milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.2g}"
+    return "-" if seconds is None else f"{1e3 * seconds:.{3 if seconds >= 1e-2 else 2}g}"
 
 
 def conditions(precisions: dict[str, Case]) -> Iterator[str]:

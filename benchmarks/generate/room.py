@@ -16,6 +16,7 @@ from .shapes import Shape
 SHARE = 0.85  # of the available memory that engines may take
 PROGRAM = 420 << 20  # bytes of a process with torch and transformers before it loads a model; torch 2.13, CPU
 NATIVE = 10 << 20
+GOLDEN_BYTES = 16 << 30  # of weights in float64: more layers would take minutes to read and compute
 GOLDEN_SHARE = 0.6  # of the available memory for the golden, in float64; one float32 tensor is there besides
 
 
@@ -75,7 +76,8 @@ def fitted(shape: Shape, precision: Precision, peers: Sequence[Peer], context: i
     why = ""
     if layers < shape.layers:
         why = f"{layers} of {shape.layers} layers fit ({size(free)} of memory and {size(disk)} of disk are free)"
-    golden = [n for n in range(1, layers + 1) if _golden_bytes(shape.cut(n)) <= GOLDEN_SHARE * free]
+    most = min(GOLDEN_SHARE * free, GOLDEN_BYTES)
+    golden = [n for n in range(1, layers + 1) if _golden_bytes(shape.cut(n)) <= most]
     return Room(layers, max(golden, default=1), together, why)
 
 

@@ -54,7 +54,8 @@ def remarks(rows: Sequence[GenerateRow]) -> Iterator[str]:
             words = [f"{name} {1e3 * value:.2g} ms" for name, value in sorted(large.items(), key=lambda i: -i[1])]
             if len(large) < len(row.parts):
                 words.append(f"others {1e3 * (whole - sum(large.values())):.2g} ms")
-            yield f"{row.label}, a token of {1e3 * whole:.3g} ms with clocks: {', '.join(words)}."
+            timed = "" if row.decode is None else f" of {1e3 / row.decode.median:.3g} ms"
+            yield f"{row.label}, a token{timed}; with clocks {1e3 * whole:.3g} ms: {', '.join(words)}."
 
 
 def precision(row: GenerateRow) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
@@ -140,6 +141,17 @@ def test_a_file_holds_the_numbers_that_goldsmith_and_the_plain_model_compute_wit
         assert judge.judge(ours, Arithmetic()).agrees
     finally:
         ours.engine.close()
+
+
+def test_the_golden_of_a_dense_part_that_is_packed_anew_has_the_packed_weights(tmp_path):
+    engine = PlainEngine(options(written(tmp_path, "fp32", "fp32")))
+    engine.load()
+    with torch.inference_mode():
+        errors = {}
+        for packs in ("int8", "int4"):
+            plain, packed = (engine.golden_logits([3, 1, 4], name) for name in ("", packs))
+            errors[packs] = float((packed - plain).norm() / plain.norm())
+    assert 1e-4 < errors["int8"] < errors["int4"] < 1
 
 
 @pytest.mark.parametrize("fault", ["theta", "norm_topk_prob", "num_experts_per_tok"])
@@ -316,3 +328,34 @@ def test_the_picture_is_drawn_from_the_rows():
     command = [sys.executable, "scripts/generation.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/generation.py`"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A library with llama.cpp's interface whose model counts upwards, and the runner that is compiled against it."""
+    source, place = ROOT / "tests" / "cli" / "llama_next", tmp_path_factory.mktemp("llama")
+    (place / "include").mkdir()
+    for header in source.glob("*.h"):
+        (place / "include" / header.name).write_text(header.read_text())
+    (place / "lib").mkdir()
+    library = ["c++", "-shared", "-fPIC", "-std=c++17", str(source / "llama.cpp"), f"-I{source}"]
+    subprocess.run([*library, "-o", str(place / "lib" / "libllama.so")], check=True)
+    for name in ("ggml", "ggml-base"):
+        (place / "lib" / f"lib{name}.so").symlink_to("libllama.so")
+    installed = Llama.find(place)
+    assert installed.libraries == place / "lib"
+    return installed.compile(place)
+
+
+def test_the_runner_of_llama_splits_a_prompt_and_decodes(llama, tmp_path):
+    # a context of 30 tokens, at most 8 in a call
+    runner = EngineProcess("llama.cpp", [str(llama), "model.gguf", "1", "30", "8", "0", "0"], {}, tmp_path / "log")
+    assert runner.answer() == {"ready": True, "system": "none"}
+    assert runner.ask("prompt", "-", range(20))["seconds"] > 0
+    answer = runner.ask("decode", 4, [7, 46])
+    assert answer["ids"] == [47, 48, 49, 0, 1] and len(answer["seconds"]) == 4
+    runner.ask("logits", tmp_path / "logits", range(10))
+    assert np.fromfile(tmp_path / "logits", np.float32).reshape(10, 50).argmax(1).tolist() == list(range(1, 11))
+    with pytest.raises(EngineError, match=r"llama\.cpp: llama_decode failed"):
+        runner.ask("prompt", "-", range(31))
+    runner.close()
