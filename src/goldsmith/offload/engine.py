@@ -63,7 +63,7 @@ class Engine(EngineReports):
     adaptive      True: timings of the running program correct the calibrated costs, so the same calls may give
                   different bits. False: the plan depends only on the calls and the calibration
     compute       of experts on the CPU: "exact", float products, or "int8", for stores in int8, int4 and int4_asym: x
-                  and h are rounded to 8 bits; "auto" is exact, which is as fast wherever it was measured
+                  and h are rounded to 8 bits; "auto" is exact
     adapters      {name: {layer: LayerLora}}: LoRA that `set_adapter` selects by name; the first one is active
 
     `engine(layer, x, top_k_index, top_k_weights)` computes one call. For inference only; calls from several threads run

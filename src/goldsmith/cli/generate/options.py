@@ -86,7 +86,7 @@ ComputeChoiceOption = Annotated[
     ComputeOption,
     typer.Option(
         help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
-        "int4 or int4_asym; auto: exact, which is as fast wherever it was measured."
+        "int4 or int4_asym; auto: as exact."
     ),
 ]
 CachePolicyOption = Annotated[
