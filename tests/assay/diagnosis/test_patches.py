@@ -11,15 +11,12 @@ import pytest
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
-from goldsmith.assay.diagnosis.source.candidate_source import NoSource, candidate_source
-from goldsmith.assay.diagnosis.source.edits import Edit
-from goldsmith.assay.diagnosis.source.mutants import Mutants, problem
 from goldsmith.assay.diagnosis.source.search import find_patch
 
 NUMBER = itertools.count()
 SECONDS = 60.0
 
-TORCH = '''
+TORCH = """
 import torch
 
 from goldsmith import assay
@@ -60,9 +57,9 @@ def tokens(make, T, D):
 
 
 target = assay.Target(Scan.apply, golden, cases=tokens, name="scan")
-'''
+"""
 
-TRITON = '''
+TRITON = """
 import torch
 import triton
 import triton.language as tl
@@ -97,7 +94,7 @@ def tokens(make, T, D):
 
 
 target = assay.Target(softmax, golden, cases=tokens, name="softmax", backward=None)
-'''
+"""
 FAULTS = {
     "operator": (TORCH, ".square().sum() / D", ".square().sum() * D"),
     "constant": (TORCH, "range(0, T)", "range(1, T)"),
@@ -153,3 +150,85 @@ def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
     assert assay.check(patched.target, seed=7, raises=False).ok
     assert f"\n-{' ' * 4}" in search.patch.diff and search.patch.cases == len(module.target.cases)
     assert wrong in (tmp_path / f"{module.__name__}.py").read_text()  # the user's file stays
+
+
+HOSTILE = {  # edits of the line `T, D = x.shape` that end, block or fill the process
+    "ends": "import os; os._exit(0); T, D = x.shape",
+    "aborts": "import os; os.abort(); T, D = x.shape",
+    "never returns": "T, D = x.shape\n        while True:\n            pass",
+    "swallows": "T, D = x.shape\n        while True:\n            try:\n                T\n            except BaseException:\n"
+    "                pass",
+    "eats memory": "T, D = x.shape\n        kept = []\n        while True:\n            kept.append(torch.ones(1 << 26))",
+    "raises": "raise KeyboardInterrupt",
+    "exits": "raise SystemExit(0)",
+}
+
+
+def test_a_hostile_edit_costs_one_edit_and_not_the_search(tmp_path):
+    module = load(tmp_path, TORCH.replace("dw += grad[t]", "dw = grad[t]"))
+    (examination,) = failing(module.target)
+    source = candidate_source(module.target)
+    ((path, file),) = source.files.items()
+    start = file.data.index(b"T, D = x.shape")
+    edits = [Edit(path, ((start, start + 14, text),), kind, 1.0, 1) for kind, text in HOSTILE.items()]
+    at = file.data.index(b"dw = grad[t]")
+    right = Edit(path, ((at, at + 4, "dw +="),), "right", 1.0, 1)
+    with Mutants(source, [problem(examination.material, examination.first, examination.ref)]) as mutants:
+        outcomes = {
+            f"{number} {edit.kind}": outcome.state
+            for number, (edit, outcome) in enumerate(mutants.tried([e for each in edits for e in (each, right)]))
+        }
+        assert mutants.restarts == 3  # two that end their process, and one that catches the alarm
+    states = list(outcomes.values())
+    assert states[1::2] == ["right"] * len(edits)
+    assert dict(zip(HOSTILE, states[::2], strict=True)) == {
+        "ends": "crashed", "aborts": "crashed", "never returns": "slow", "swallows": "slow", "eats memory": "raised",
+        "raises": "raised", "exits": "raised",
+    }  # fmt: skip
+
+
+def test_an_edit_that_is_right_on_the_failing_case_only_is_no_patch(tmp_path):
+    """With D=4 alone, many edits are right: `/ 4`, `* 0.25`. The other cases tell them from `/ D`."""
+    module = load(tmp_path, TORCH.replace(".square().sum() / D", ".square().sum() / 4"))
+    search = find_patch(module.target, failing(module.target), SECONDS)
+    assert search.patch is not None and "/ D" in search.patch.diff
+    one = load(tmp_path, TORCH.replace(".square().sum() / D", ".square().sum() / 3"))
+    (examination,) = failing(one.target)
+    lucky = one.target.case("tokens[T=3,D=4]")
+    _, examinations = examine(one.target, [lucky], None, "cpu", 0, frozenset(probes.QUICK), None, until_failing=True)
+    search = find_patch(one.target, examinations, SECONDS)
+    assert search.rejected and search.patch is not None and "/ D" in search.patch.diff
+
+
+def test_what_is_no_file_of_the_users_has_no_source(tmp_path):
+    target = assay.Target(lambda x: x + 1, lambda x: x, cases=[{"x": __import__("torch").ones(3)}], name="closure")
+    search = find_patch(target, failing(target), SECONDS)
+    assert search.patch is None
+    assert search.reason == (
+        "No patch was looked for: no module of your own holds the target or its candidate (test_what_is_no_file_of_the_"
+        "users_has_no_source.<locals>.<lambda>) under a name."
+    )
+    exec("def kernel(x):\n    return x + 1", scope := {})
+    target = assay.Target(scope["kernel"], lambda x: x, cases=[{"x": __import__("torch").ones(3)}])
+    with pytest.raises(NoSource, match="no file of your own holds the candidate's source"):
+        candidate_source(target)
+
+
+def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
+    module = load(tmp_path, TORCH.replace("dw += grad[t]", "dw = grad[t]"))
+    own = tmp_path / f"{module.__name__}.py"
+    before = own.read_text()
+    lines = []
+    diagnosis = assay.diagnose(module.target, patch=True, progress=lines.append)
+    text = str(diagnosis)
+    assert text.startswith(f"FAIL  w.grad is wrong: an edit of {own.name},") and lines[0].startswith("patch: ")
+    assert "this edit makes the kernel pass: 4 cases, all probes" in " ".join(text.split())
+    assert "+            dw += grad[t] * normed[t]" in text
+    data = diagnosis.to_json()["patch"]
+    assert (data["line"], data["cases"], data["remaining"]) == (diagnosis.patch.line, 4, [])
+    diagnosis.to_html(tmp_path / "page.html")
+    assert "<h2>Patch</h2>" in (tmp_path / "page.html").read_text()
+    with pytest.raises(ValueError, match="is the candidate's own file, which is never written"):
+        diagnosis.patch.save(own)
+    diagnosis.patch.save(tmp_path / "copy.py")
+    assert (tmp_path / "copy.py").read_text() == TORCH and own.read_text() == before

@@ -103,7 +103,7 @@ class RunMessage(TypedDict, total=False):
 
 
 class ProgressMessage(RunMessage, total=False):
-    """An import that begins, a run that begins (with the findings so far), the end of either, or a search's progress."""
+    """The beginning of an import or a run (with the findings so far), the end of either, or a search at work."""
 
     importing: str
     searching: str

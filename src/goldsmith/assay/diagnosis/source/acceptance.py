@@ -25,7 +25,7 @@ _CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
 
 @dataclass(frozen=True)
 class Accepted:
-    """cases: that the edited candidate passes; remaining: other faults, which the candidate has without the edit too."""
+    """cases: that the edited candidate passes; remaining: other faults, which are there without the edit too."""
 
     cases: int
     remaining: tuple[str, ...] = ()
@@ -79,7 +79,14 @@ class Acceptance:
         cases = [*changed.cases, *([failing.case] if failing.case.given else [])]
         try:
             report, _ = examine(
-                changed, cases, None, failing.device, failing.seed + _FRESH, probes, seconds, until_failing=until_failing
+                changed,
+                cases,
+                None,
+                failing.device,
+                failing.seed + _FRESH,
+                probes,
+                seconds,
+                until_failing=until_failing,
             )
         except (CandidateEnded, NoZygote, TargetError):
             return None

@@ -1,4 +1,4 @@
-"""CandidateSource: the user's files that hold a target's candidate, and how another process gets it from edited ones."""
+"""CandidateSource: the user's files that hold a target's candidate, and where in them it is found again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def candidate_source(target: Target) -> CandidateSource:
         raise NoSource("the candidate's file has changed since it was imported")
     if origin[0] == "__main__":
         if b"__name__" not in Path(modules["__main__"]).read_bytes():
-            raise NoSource("the program that is running holds the candidate, and importing it would run all of it again")
+            raise NoSource(
+                "the program that is running holds the candidate, and importing it would run all of it again"
+            )
         name = Path(modules["__main__"]).stem
         modules = {name if n == "__main__" else n: p for n, p in modules.items()}
         origin = name, *origin[1:]

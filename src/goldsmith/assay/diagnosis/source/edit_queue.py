@@ -45,9 +45,7 @@ class EditQueue:
             self.idle[at] += 1
         if better and at not in self.promising:
             self.promising.add(at)
-            self.left = deque(
-                sorted(self.left, key=lambda e: e.cost - _BONUS * (place(e) in self.promising))
-            )
+            self.left = deque(sorted(self.left, key=lambda e: e.cost - _BONUS * (place(e) in self.promising)))
 
 
 def place(edit: Edit) -> Place:

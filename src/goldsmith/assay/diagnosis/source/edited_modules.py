@@ -21,7 +21,7 @@ from ...support.random_state import seeded_generators
 
 
 class EditedModules(MetaPathFinder, Loader):
-    """Imports the user's modules from texts. Each edited copy has lines of its own for `inspect`, which Triton reads."""
+    """Imports the user's modules from texts. `inspect`, through which Triton reads a kernel, sees the edited lines."""
 
     def __init__(self, modules: Mapping[str, str]):
         self.modules = dict(modules)

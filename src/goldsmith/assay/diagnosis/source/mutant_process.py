@@ -1,11 +1,11 @@
 """The main loop of a child process that tries edited copies: loads each, runs it on failing cases, compares.
 
-    {"do": "begin", "modules", "origin", "backward", "problems": [...]}   answered with the outcome of the files as they are,
-                                                                          and the kinds of values of their variables
-    {"do": "try", "edits": [{path: text}, ...], "seconds"}                answered with one outcome for each, in order
+    {"do": "begin", "modules", "origin", "backward", "problems": [...]}   answered with the outcome of the files as they
+                                                            are, and the kinds of values that their variables hold
+    {"do": "try", "edits": [{path: text}, ...], "seconds"}  answered with one outcome for each, in order
 
-An outcome is {"state": "right" | "wrong" | "raised" | "slow", "wrong": names of wrong results, "share": of wrong elements,
-"problem": number of the problem that decided, "seconds", "moved": whether a result that was wrong is another one now}.
+An outcome has "state": "right", "wrong", "raised" or "slow"; "wrong": names of results; "share" of wrong elements;
+"problem": number of the one that decided; "seconds"; "moved": whether a result that was wrong is another one now.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...bounds.bounded import SLACK
-from ...execute.records import CandidateRun
+from ...execute.records import PlainCalls, RunSettings
 from ...execute.run import execute
 from ...execute.torch_state import neutral_state
 from ...gate.isolation.candidate_side import Parts
@@ -35,6 +35,7 @@ from .value_kinds import Kinds, observing
 RIGHT, WRONG, RAISED, SLOW = "right", "wrong", "raised", "slow"
 _FIRST = 60.0  # seconds for the files as they are
 _COLLECT_EVERY = 50
+_PLAIN = RunSettings(plain=PlainCalls((), (0,), (0,), watch=0.0))
 
 
 class _Overtime(BaseException):
@@ -106,13 +107,22 @@ class _Search:
         return {**outcome, "problem": number, "seconds": time.perf_counter() - began, "moved": moved}
 
     def _tried(self, parts: Parts, problem: Mapping[str, Any]) -> dict[str, Any]:
+        """A plain call first, which costs a part of a run; what is right then is run with poison and guard bands."""
         material, settings = run_of(problem["run"], parts)
         with neutral_state():
+            plain = execute(material, _PLAIN)
+            if plain.error is not None or plain.plain is None:
+                return _outcome(RAISED)
+            self.last = {**plain.plain.outputs[0], **plain.plain.grads.get(0, {})}
+            outcome = compared(self.last, problem["golden"])
+            if outcome["state"] != RIGHT:
+                return outcome
             run = execute(material, settings)
         if run.error is not None:
             return _outcome(RAISED)
-        self.last = {name: tensor for name, _, tensor in run.results()}
-        return compared(run, problem["golden"])
+        outcome = compared({name: tensor for name, _, tensor in run.results()}, problem["golden"])
+        harm = run.changed or run.overruns or run.unwritten
+        return _outcome(WRONG, ["memory"]) if harm and outcome["state"] == RIGHT else outcome
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -125,18 +135,11 @@ def _outcome(state: str, wrong: list[str] | None = None, share: float = 1.0) -> 
     return {"state": state, "wrong": wrong or [], "share": share}
 
 
-def compared(run: CandidateRun, golden: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+def compared(results: Mapping[str, Tensor | None], golden: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
     """The outcome of a run. golden: result -> (value, bound)."""
-    results = {name: tensor for name, _, tensor in run.results()}
-    wrong, share = [], 0.0
-    for name, (value, bound) in golden.items():
-        part = wrong_share(results.get(name), value, bound)
-        if part:
-            wrong.append(name)
-            share += part
-    if not wrong and (run.changed or run.overruns or run.unwritten):
-        wrong.append("memory")
-    return _outcome(WRONG if wrong else RIGHT, wrong, share)
+    shares = {name: wrong_share(results.get(name), value, bound) for name, (value, bound) in golden.items()}
+    wrong = [name for name, share in shares.items() if share]
+    return _outcome(WRONG if wrong else RIGHT, wrong, sum(shares.values()))
 
 
 def wrong_share(tensor: Tensor | None, value: Tensor, bound: Tensor) -> float:
@@ -150,5 +153,3 @@ def wrong_share(tensor: Tensor | None, value: Tensor, bound: Tensor) -> float:
     right &= torch.isfinite(got) | ~torch.isfinite(value)
     wrong = right.numel() - int(right.count_nonzero())
     return wrong / max(1, right.numel()) if wrong else 0.0
-
-

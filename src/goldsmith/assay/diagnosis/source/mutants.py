@@ -14,14 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
-from ...execute.records import CandidateRun, Material, RunSettings
 from ...gate.isolation.encoding import receive, send
 from ...gate.isolation.limits import Limits
 from ...gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
-from ...gate.isolation.wire import request_of
 from ...gate.isolation.zygote_process import NoZygote, zygote
-from ...golden.golden_results import GoldenResults
 from .candidate_source import CandidateSource, NoSource
 from .edits import Edit
 
@@ -47,19 +43,6 @@ class Outcome:
     problem: int = 0
     seconds: float = 0.0
     moved: bool = True
-
-
-def problem(material: Material, run: CandidateRun, golden: GoldenResults) -> dict[str, object] | None:
-    """One case as a mutant gets it: arguments, and the golden's values with their bounds; None without any."""
-    values = {}
-    for name, kind, _ in run.results():
-        if name.removeprefix("saved.") in material.target.decisions:
-            continue
-        against = golden.reference(name, kind, noise=False)
-        if against is not None:
-            values[name] = (against.bounded.value.cpu(), against.bounded.bound.cpu())
-    settings = RunSettings(cotangents=dict(run.cotangents))
-    return {"run": request_of(material, settings), "golden": values} if values else None
 
 
 class Mutants:
@@ -138,7 +121,9 @@ class Mutants:
             return _outcome(reply)
         except (TimeoutError, Closed, Malformed, OSError) as error:
             self.close()
-            raise NoSource(f"the candidate could not be run again in a child process ({type(error).__name__})") from error
+            raise NoSource(
+                f"the candidate could not be run again in a child process ({type(error).__name__})"
+            ) from error
 
     def close(self) -> None:
         if self.pid:
@@ -163,5 +148,3 @@ def _outcome(reply: Any) -> Outcome:
         )  # fmt: skip
     except (TypeError, KeyError, ValueError) as error:
         raise Malformed("an outcome that is none") from error
-
-

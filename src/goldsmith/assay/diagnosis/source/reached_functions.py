@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -11,9 +12,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 _OURS = Path(__file__).resolve().parents[3]
-_INSTALLED = tuple(
-    str(Path(p).resolve()) for n, p in sysconfig.get_paths().items() if n in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = tuple(str(Path(path).resolve()) for name, path in sysconfig.get_paths().items() if name in _LIBRARIES)
 _MOST = 2000  # values to look at
 
 
@@ -87,7 +87,8 @@ def _parts(value: object) -> list[object]:
 def _used(function: FunctionType) -> list[object]:
     values: list[object] = []
     for code in _codes(function.__code__):
-        modules = [function.__globals__.get(name) for name in code.co_names]
+        loaded = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        modules = [function.__globals__.get(name) for name in code.co_names if name in loaded]
         values += [v for v in modules if not isinstance(v, ModuleType)]
         for module in (m for m in modules if isinstance(m, ModuleType) and is_users(getattr(m, "__file__", None))):
             values += [vars(module)[name] for name in code.co_names if name in vars(module)]

@@ -21,7 +21,9 @@ def scope_edits(function: Function, beside: Sequence[Function]) -> Iterator[Edit
             continue
         if isinstance(node, ast.Name):
             yield from _names(function, node)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        ):
             for name in function.names:
                 yield function.swap(node, name, "a name for a number", 2.6)
         if not isinstance(node, ast.Constant):
@@ -95,7 +97,11 @@ def _exchanged(
         return
     inner = {id(n) for n in ast.walk(node)}
     ranked = sorted(
-        ((_likeness(text, other), other) for other, _, place in expressions if other != text and id(place) not in inner),
+        (
+            (_likeness(text, other), other)
+            for other, _, place in expressions
+            if other != text and id(place) not in inner
+        ),
         reverse=True,
     )
     for likeness, other in ranked[:_MOST_EXPRESSIONS]:
@@ -149,7 +155,11 @@ def _terms(
     for number in () if address else ("2", "0.5"):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
     for other, _, place in expressions:
-        if isinstance(place, ast.BinOp) and isinstance(place.op, ast.Mult) or isinstance(place, ast.Subscript | ast.Attribute):
+        if (
+            isinstance(place, ast.BinOp)
+            and isinstance(place.op, ast.Mult)
+            or isinstance(place, ast.Subscript | ast.Attribute)
+        ):
             far = min(0.6, 0.03 * abs(place.lineno - line))
             yield function.swap(node, f"{text} + {other}", "addend added", 3.0 + far)
             if not isinstance(place, ast.BinOp) and not address:

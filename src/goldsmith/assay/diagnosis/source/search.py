@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ...declare.target import Target
+from ...golden.golden_error import GoldenError
+from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from .acceptance import Acceptance
 from .candidate_source import BACKWARD, FORWARD, CandidateSource, NoSource, Part, candidate_source
-from .edits import Edit, Function, cheapest_first
-from .mutants import Mutants, Outcome, problem
 from .edit_queue import EditQueue
+from .edits import Edit, Function, cheapest_first
+from .mutants import Mutants, Outcome
 from .patch import Patch, changed_line, edited_file, unified_diff
+from .problems import problem, stand_in_run
 from .scope_edits import scope_edits
 from .small_edits import small_edits
 from .source_file import first_line
@@ -73,10 +76,16 @@ def find_patch(
 
 
 def _problem(examination: Examination) -> dict[str, object] | None:
-    first, ref = examination._first, examination._ref
-    if first is None or ref is None or first.error is not None:
+    first, ref, material = examination._first, examination._ref, examination.material
+    if first is None:
         return None
-    return problem(examination.material, first, ref)
+    try:
+        if ref is None or first.error is not None:
+            first = stand_in_run(material)
+            ref = GoldenResults(material, first)
+        return problem(material, first, ref)
+    except GoldenError:
+        return None
 
 
 def all_edits(

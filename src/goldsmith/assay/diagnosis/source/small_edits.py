@@ -21,7 +21,8 @@ _TWINS = (
     ("triu", "tril"), ("argmax", "argmin"), ("cumsum", "cumprod"), ("var", "std"), ("atomic_add", "store"),
     ("atomic_max", "atomic_min"), ("repeat", "repeat_interleave"), ("reshape", "view"), ("gather", "take_along_dim"),
     ("square", "abs"), ("softmax", "log_softmax"), ("rand", "randn"), ("cdiv", "floordiv"), ("unsqueeze", "squeeze"),
-    ("scatter", "scatter_add"), ("index_add_", "index_copy_"), ("logical_and", "logical_or"), ("clamp_min", "clamp_max"),
+    ("scatter", "scatter_add"), ("index_add_", "index_copy_"), ("logical_and", "logical_or"),
+    ("clamp_min", "clamp_max"),
 )  # fmt: skip
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 _WORDS = {"left": "right", "right": "left", "ieee": "tf32", "tf32": "ieee", "mean": "sum", "sum": "mean"}
@@ -169,9 +170,7 @@ def _calls(function: Function, node: ast.Call) -> Iterator[Edit]:
     parts = [*arguments, *node.keywords]
     for i, part in enumerate(parts):
         if i and (isinstance(part, ast.keyword) or i == len(arguments) - 1):
-            yield function.edit(
-                node, "argument removed", 1.6, (_end(function, parts[i - 1]), _end(function, part), "")
-            )
+            yield function.edit(node, "argument removed", 1.6, (_end(function, parts[i - 1]), _end(function, part), ""))
     if name in ("sum", "mean", "amax", "amin", "max") and "keepdim" not in {k.arg for k in node.keywords} and parts:
         end = _end(function, parts[-1])
         yield function.edit(node, "keyword added", 1.8, (end, end, ", keepdim=True"))
@@ -217,8 +216,14 @@ def _statements(function: Function, node: ast.stmt) -> Iterator[Edit]:
         at = start + gap.index(operator + "=")
         for other in ("", "+", "-", "*", "/"):
             if other != operator:
-                yield function.edit(node, "assignment", 1.0 + 0.2 * bool(other), (at, at + len(operator) + 1, f"{other}="))
-    elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name | ast.Subscript):
+                yield function.edit(
+                    node, "assignment", 1.0 + 0.2 * bool(other), (at, at + len(operator) + 1, f"{other}=")
+                )
+    elif (
+        isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name | ast.Subscript)
+    ):
         start, _, gap = _between(function, node.targets[0], node.value)
         if gap.count("=") == 1:
             at = start + gap.index("=")
