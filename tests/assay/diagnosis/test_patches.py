@@ -7,10 +7,15 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
+from goldsmith.assay.diagnosis.source.candidate_source import NoSource, candidate_source
+from goldsmith.assay.diagnosis.source.edits import Edit
+from goldsmith.assay.diagnosis.source.mutants import Mutants
+from goldsmith.assay.diagnosis.source.problems import problem
 from goldsmith.assay.diagnosis.source.search import find_patch
 
 NUMBER = itertools.count()
@@ -153,13 +158,17 @@ def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
 
 
 HOSTILE = {  # edits of the line `T, D = x.shape` that end, block or fill the process
-    "ends": "import os; os._exit(0); T, D = x.shape",
-    "aborts": "import os; os.abort(); T, D = x.shape",
-    "never returns": "T, D = x.shape\n        while True:\n            pass",
-    "swallows": "T, D = x.shape\n        while True:\n            try:\n                T\n            except BaseException:\n"
-    "                pass",
-    "eats memory": "T, D = x.shape\n        kept = []\n        while True:\n            kept.append(torch.ones(1 << 26))",
-    "raises": "raise KeyboardInterrupt",
+    "ends": "import os; os._exit(0)",
+    "aborts": "import os; os.abort()",
+    "never returns": "while True: pass",
+    "swallows the alarm": """while True:
+            try:
+                torch.ones(3).sum()
+            except BaseException:
+                pass""",
+    "eats memory": """kept = []
+        while True: kept.append(torch.ones(1 << 26))""",
+    "interrupts": "raise KeyboardInterrupt",
     "exits": "raise SystemExit(0)",
 }
 
@@ -179,12 +188,10 @@ def test_a_hostile_edit_costs_one_edit_and_not_the_search(tmp_path):
             for number, (edit, outcome) in enumerate(mutants.tried([e for each in edits for e in (each, right)]))
         }
         assert mutants.restarts == 3  # two that end their process, and one that catches the alarm
-    states = list(outcomes.values())
-    assert states[1::2] == ["right"] * len(edits)
-    assert dict(zip(HOSTILE, states[::2], strict=True)) == {
-        "ends": "crashed", "aborts": "crashed", "never returns": "slow", "swallows": "slow", "eats memory": "raised",
-        "raises": "raised", "exits": "raised",
-    }  # fmt: skip
+    assert outcomes.pop("8 eats memory") in ("raised", "slow")  # whichever limit comes first
+    states = [state for name, state in outcomes.items() if not name.endswith(" right")]
+    assert states == ["crashed", "crashed", "slow", "slow", "raised", "raised"]
+    assert [s for name, s in outcomes.items() if name.endswith(" right")] == ["right"] * len(edits)
 
 
 def test_an_edit_that_is_right_on_the_failing_case_only_is_no_patch(tmp_path):
@@ -201,15 +208,18 @@ def test_an_edit_that_is_right_on_the_failing_case_only_is_no_patch(tmp_path):
 
 
 def test_what_is_no_file_of_the_users_has_no_source(tmp_path):
-    target = assay.Target(lambda x: x + 1, lambda x: x, cases=[{"x": __import__("torch").ones(3)}], name="closure")
+    def kernel(x):
+        return x + 1
+
+    target = assay.Target(kernel, torch.neg, cases=[{"x": torch.ones(3)}], name="closure")
     search = find_patch(target, failing(target), SECONDS)
     assert search.patch is None
     assert search.reason == (
         "No patch was looked for: no module of your own holds the target or its candidate (test_what_is_no_file_of_the_"
-        "users_has_no_source.<locals>.<lambda>) under a name."
+        "users_has_no_source.<locals>.kernel) under a name."
     )
     exec("def kernel(x):\n    return x + 1", scope := {})
-    target = assay.Target(scope["kernel"], lambda x: x, cases=[{"x": __import__("torch").ones(3)}])
+    target = assay.Target(scope["kernel"], lambda x: x, cases=[{"x": torch.ones(3)}])
     with pytest.raises(NoSource, match="no file of your own holds the candidate's source"):
         candidate_source(target)
 

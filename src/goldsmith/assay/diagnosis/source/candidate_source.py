@@ -85,7 +85,7 @@ def candidate_source(target: Target) -> CandidateSource:
 
 def _first(node: ast.AST) -> tuple[int, ...]:
     decorators = getattr(node, "decorator_list", [])
-    return tuple(n.lineno for n in (*decorators, node))  # type: ignore[attr-defined]
+    return tuple(n.lineno for n in (*decorators, node))
 
 
 def _parts(target: Target, own: object) -> dict[str, set[tuple[int, str]]]:

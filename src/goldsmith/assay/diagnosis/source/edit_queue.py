@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
 from .edits import Edit
-from .mutants import Outcome
+from .mutants import EditOutcome
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
 _BONUS = 0.7  # cost less for the edits of a place where one has mended a part
@@ -37,7 +37,7 @@ class EditQueue:
             if batch:
                 yield batch
 
-    def learn(self, edit: Edit, outcome: Outcome, better: bool) -> None:
+    def learn(self, edit: Edit, outcome: EditOutcome, better: bool) -> None:
         at = place(edit)
         if outcome.moved:
             self.moving.add(at)

@@ -66,9 +66,9 @@ class EditedModules(MetaPathFinder, Loader):
         for name in self.modules:
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
-        name, attribute, index = origin
+        module_name, attribute, index = origin
         with seeded_generators(0, torch.device("cpu")):
-            module = importlib.import_module(str(name))
+            module = importlib.import_module(str(module_name))
         value = _attribute(module, str(attribute))
         value = value[index] if isinstance(index, int) else value  # type: ignore[index]
         if isinstance(value, Target):

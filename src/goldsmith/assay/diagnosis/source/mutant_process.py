@@ -52,13 +52,13 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     sys.path[:] = dict.fromkeys([*request["paths"], *sys.path])
     signal.signal(signal.SIGALRM, _ring)
     connection = Connection(private, bytes.fromhex(request["nonce"]))
-    search: _Search | None = None
+    search: _Mutant | None = None
     tried = 0
     while True:
         try:
             number, message = receive(connection, pickled=True)
             if message["do"] == "begin":
-                search = _Search(install(message["modules"]), message)
+                search = _Mutant(install(message["modules"]), message)
                 send(connection, number, search.first())
                 continue
             for edited in message["edits"]:
@@ -71,7 +71,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             return 0
 
 
-class _Search:
+class _Mutant:
     def __init__(self, modules: EditedModules, message: Mapping[str, Any]):
         self.modules, self.origin, self.own = modules, message["origin"], message["backward"]
         self.problems = message["problems"]

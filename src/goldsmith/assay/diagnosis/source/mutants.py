@@ -30,7 +30,7 @@ _LATE = 1.0  # seconds more until the process is ended, since an alarm interrupt
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EditOutcome:
     """What an edited copy did. state: "right", "wrong", "raised", "slow" or "crashed".
 
     wrong: names of the wrong results of the problem that decided; share: of wrong elements, summed over them.
@@ -55,7 +55,7 @@ class Mutants:
         self.kinds: dict[str, dict[str, str]] = {}
         self.original = self._begin()
 
-    def tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, Outcome]]:
+    def tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
         """Each edit with its outcome, in order."""
         left = list(edits)
         while left:
@@ -67,7 +67,7 @@ class Mutants:
                     done += 1
                 batch = batch[done:]
 
-    def _batch(self, batch: Sequence[Edit]) -> Iterator[Outcome]:
+    def _batch(self, batch: Sequence[Edit]) -> Iterator[EditOutcome]:
         """Outcomes until the process ends."""
         if not self.pid:
             self._begin()
@@ -80,11 +80,11 @@ class Mutants:
         except TimeoutError:
             self.close()
             self.restarts += 1
-            yield Outcome("slow")
+            yield EditOutcome("slow")
         except (Closed, Malformed, OSError):
             self.close()
             self.restarts += 1
-            yield Outcome(CRASHED)
+            yield EditOutcome(CRASHED)
 
     def texts(self, edit: Edit) -> dict[str, str]:
         return {edit.path: edit.applied(self.source.files[edit.path].data).decode(errors="replace")}
@@ -92,7 +92,7 @@ class Mutants:
     def _receive(self, seconds: float) -> object:
         return receive(self.connection, time.monotonic() + seconds)[1]
 
-    def _begin(self) -> Outcome:
+    def _begin(self) -> EditOutcome:
         nonce = secrets.token_bytes(NONCE_BYTES)
         ours, its = socket.socketpair()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -139,10 +139,10 @@ class Mutants:
         self.close()
 
 
-def _outcome(reply: Any) -> Outcome:
+def _outcome(reply: Any) -> EditOutcome:
     """An outcome from what a child process says; Malformed for anything else."""
     try:
-        return Outcome(
+        return EditOutcome(
             str(reply["state"]), tuple(str(n) for n in reply["wrong"]), float(reply["share"]), int(reply["problem"]),
             float(reply["seconds"]), bool(reply["moved"]),
         )  # fmt: skip

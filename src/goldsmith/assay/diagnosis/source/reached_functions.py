@@ -28,7 +28,9 @@ def is_users(path: str | None) -> bool:
 def user_modules() -> dict[str, str]:
     """Name -> file of every loaded module of the user's, in the order in which their imports began."""
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    return {name: str(Path(file).resolve()) for name, file in files if name != "__mp_main__" and is_users(file)}
+    return {
+        name: str(Path(file).resolve()) for name, file in files if name != "__mp_main__" and file and is_users(file)
+    }
 
 
 def reached(root: object, without: str = "") -> dict[str, set[int]]:

@@ -15,7 +15,7 @@ from .acceptance import Acceptance
 from .candidate_source import BACKWARD, FORWARD, CandidateSource, NoSource, Part, candidate_source
 from .edit_queue import EditQueue
 from .edits import Edit, Function, cheapest_first
-from .mutants import Mutants, Outcome
+from .mutants import EditOutcome, Mutants
 from .patch import Patch, changed_line, edited_file, unified_diff
 from .problems import problem, stand_in_run
 from .scope_edits import scope_edits
@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass
-class Search:
+class PatchSearch:
     """How a search ended. reason: one sentence if there is no patch."""
 
     patch: Patch | None = None
@@ -52,13 +52,13 @@ def find_patch(
     seconds: float,
     *,
     progress: Progress = lambda text: None,
-) -> Search:
+) -> PatchSearch:
     """The cheapest edit of the candidate's source that passes everything.
 
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
     """
     until = time.monotonic() + seconds
-    search = Search()
+    search = PatchSearch()
     try:
         source = candidate_source(target)
         problems = [p for e in dict.fromkeys(examinations) for p in [_problem(e)] if p is not None]
@@ -89,7 +89,7 @@ def _problem(examination: Examination) -> dict[str, object] | None:
 
 
 def all_edits(
-    source: CandidateSource, original: Outcome, kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    source: CandidateSource, original: EditOutcome, kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 ) -> list[Edit]:
     """Every single edit, the cheapest first; those in the phase that computes right results cost more."""
     gradients = bool(original.wrong) and all(n.endswith(".grad") for n in original.wrong)
@@ -123,7 +123,7 @@ class _Trial:
         return self.until - time.monotonic()
 
 
-def _search(search: Search, trial: _Trial, edits: Sequence[Edit]) -> None:
+def _search(search: PatchSearch, trial: _Trial, edits: Sequence[Edit]) -> None:
     original = trial.mutants.original
     better: list[tuple[float, Edit]] = []
     queue = EditQueue(edits)
@@ -144,7 +144,7 @@ def _search(search: Search, trial: _Trial, edits: Sequence[Edit]) -> None:
     search.reason = f"No patch: {search.tried} edits of the candidate's source were tried, and none of them passes."
 
 
-def _run(search: Search, trial: _Trial, edits: Sequence[Edit], count: int) -> Iterator[tuple[Edit, Outcome]]:
+def _run(search: PatchSearch, trial: _Trial, edits: Sequence[Edit], count: int) -> Iterator[tuple[Edit, EditOutcome]]:
     for edit, outcome in trial.mutants.tried(edits):
         search.tried += 1
         if search.tried % 20 == 0:
@@ -154,7 +154,7 @@ def _run(search: Search, trial: _Trial, edits: Sequence[Edit], count: int) -> It
             return
 
 
-def _is_better(outcome: Outcome, original: Outcome) -> bool:
+def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
     return outcome.problem > original.problem or set(outcome.wrong) < set(original.wrong)
 
 
@@ -168,7 +168,7 @@ def _pairs(better: Sequence[tuple[float, Edit]], edits: Sequence[Edit]) -> list[
     ]
 
 
-def _accepted(search: Search, trial: _Trial, edit: Edit) -> bool:
+def _accepted(search: PatchSearch, trial: _Trial, edit: Edit) -> bool:
     """Whether the edited candidate passes every case; then it becomes the patch."""
     path, text = edited_file(trial.mutants.texts(edit))
     before = trial.source.files[path].data.decode(errors="replace")

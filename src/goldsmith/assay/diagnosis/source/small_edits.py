@@ -48,11 +48,11 @@ def small_edits(function: Function) -> Iterator[Edit]:
             yield from _calls(function, node)
         elif isinstance(node, ast.Attribute):
             yield from _attributes(function, node)
-    for node in function.nodes:
-        if isinstance(node, ast.Slice):
-            yield from _slices(function, node)
-        elif isinstance(node, ast.stmt):
-            yield from _statements(function, node)
+    for other in function.nodes:
+        if isinstance(other, ast.Slice):
+            yield from _slices(function, other)
+        elif isinstance(other, ast.stmt):
+            yield from _statements(function, other)
 
 
 def _between(function: Function, left: ast.AST, right: ast.AST) -> tuple[int, int, str]:
