@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import os
+import subprocess
 import sys
 import textwrap
 
@@ -242,3 +243,23 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
         diagnosis.patch.save(own)
     diagnosis.patch.save(tmp_path / "copy.py")
     assert (tmp_path / "copy.py").read_text() == TORCH and own.read_text() == before
+
+
+def test_the_running_program_is_not_run_again(tmp_path):
+    """It prints once, although every edited copy is loaded anew: its kernel is taken from the module by its name."""
+    (tmp_path / "kernels.py").write_text(TORCH.replace("dw += grad[t]", "dw = grad[t]").partition("target =")[0])
+    program = """
+from goldsmith import assay
+import kernels
+
+print("begun", flush=True)
+target = assay.Target(kernels.Scan.apply, kernels.golden, cases=kernels.tokens)
+print(assay.diagnose(target, patch=True).patch.kind)
+"""
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+    )  # fmt: skip
+    assert (done.stdout.split("\n")[0], done.stdout.count("begun")) == ("begun", 1), done.stderr
+    assert done.stdout.split("\n")[1] == "assignment"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -73,7 +73,7 @@ def candidate_source(target: Target) -> CandidateSource:
     if not parts:
         raise NoSource("the candidate's file has changed since it was imported")
     if origin[0] == "__main__":
-        if b"__name__" not in Path(modules["__main__"]).read_bytes():
+        if b"if __name__ ==" not in Path(modules["__main__"]).read_bytes():
             raise NoSource(
                 "the program that is running holds the candidate, and importing it would run all of it again"
             )
@@ -108,21 +108,26 @@ def _why_not(candidate: object) -> str:
 
 
 def _origin(target: Target, own: object, modules: Mapping[str, str]) -> tuple[tuple[str, str, int | None], str]:
-    """Where the target stands in a module, or else its candidate and backward."""
-    for name in sorted(modules, key=lambda name: name == "__main__"):
-        module = sys.modules.get(name)
-        for attribute, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
-            if type(value) is Target and _is_same(value, target):
-                return (name, attribute, None), ""
-            if type(value) in (list, tuple):
-                at = next((n for n, v in enumerate(value) if type(v) is Target and _is_same(v, target)), None)
-                if at is not None:
-                    return (name, attribute, at), ""
+    """Where the target stands in a module, or else its candidate and backward; the running program comes last."""
+    held = next((o for name in modules if name != "__main__" for o in _held(name, target)), None)
     candidate, backward = _qualified(target.candidate), _qualified(own) if own is not None else ("", "")
-    if candidate is None or backward is None or backward[0] not in ("", candidate[0]):
+    if held is None and candidate and backward and backward[0] in ("", candidate[0]):
+        return (candidate[0], candidate[1], None), backward[1]
+    held = held or next(_held("__main__", target) if "__main__" in modules else iter(()), None)
+    if held is None:
         name = getattr(target.candidate, "__qualname__", type(target.candidate).__name__)
         raise NoSource(f"no module of your own holds the target or its candidate ({name}) under a name")
-    return (candidate[0], candidate[1], None), backward[1]
+    return held, ""
+
+
+def _held(name: str, target: Target) -> Iterator[tuple[str, str, int | None]]:
+    """The attributes of a module that hold the target, alone or in a list."""
+    module = sys.modules.get(name)
+    for attribute, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+        if type(value) is Target and _is_same(value, target):
+            yield name, attribute, None
+        elif type(value) in (list, tuple):
+            yield from ((name, attribute, n) for n, v in enumerate(value) if type(v) is Target and _is_same(v, target))
 
 
 def _is_same(value: Target, target: Target) -> bool:
