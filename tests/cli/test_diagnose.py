@@ -72,6 +72,21 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     assert [note["id"] for note in again["json"]["notes"]].count("replay") == 1
 
 
+def test_a_patch_is_shown_and_applied_to_a_copy(tmp_path):
+    copy = tmp_path / "copy.py"
+    result = run("diagnose", "own_kernels:wrong", "--apply", copy)
+    assert result.exit_code == 1, result.output
+    assert "this edit makes the kernel pass: 2 cases, all probes" in words(result.stdout)
+    assert '+    return assay.stage("scaled", x * k) + 1' in result.stdout
+    own = HERE / "own_kernels.py"
+    assert copy.read_text() == own.read_text().replace(", x * k * 1.5)", ", x * k)")
+    before = own.read_text()
+    refused, _ = ask(patch=True, apply=str(own))
+    assert "is the candidate's own file, which is never written" in refused["lost"][0] and own.read_text() == before
+    without = run("diagnose", "own_kernels:wrong", "--no-patch", "--apply", tmp_path / "none.py")
+    assert "Patch" not in without.stdout and "there is no patch" in words(without.output)
+
+
 def test_a_bundle_is_diagnosed_as_one_case(tmp_path):
     first, _ = ask(out=str(tmp_path))
     (bundle,) = tmp_path.iterdir()
