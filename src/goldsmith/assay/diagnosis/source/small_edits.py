@@ -89,8 +89,10 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
     right = data[end - len(match.group(2).lstrip()) : whole_end].decode()
     # the operator of the left operand binds as strongly as this one: a - b + c without "a -" is "b + c", not "-b + c"
     word = "factor" if known in ("*", "/", "//", "%", "@", "**") else "addend"
-    yield function.swap(node, left, f"{word} removed", 1.0)
-    yield function.swap(node, right, f"{word} removed", 1.1 if known != "-" else 1.3)
+    yield function.swap(node, left, f"{word} removed", 0.9)
+    yield function.swap(node, right, f"{word} removed", 0.95 if known != "-" else 1.3)
+    if isinstance(node.left, ast.BinOp):
+        yield function.swap(node, function.file.text(node.left.left), "terms removed", 0.95)
     if known == "-":
         yield function.swap(node, f"-{right}", "addend removed", 1.3)
     if known not in ("+", "*", "&", "|", "^"):
@@ -124,7 +126,7 @@ def _constants(function: Function, node: ast.Constant) -> Iterator[Edit]:
     elif isinstance(value, int):
         negative = isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub)
         for near in (value + 1, value - 1):
-            yield function.swap(node, str(near), "number", 1.0)
+            yield function.swap(node, str(near), "number", 1.05)
         if not negative and value:
             yield function.swap(node, f"-{value}", "number", 1.2)
         if negative and parent is not None:
