@@ -14,8 +14,9 @@ from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
 from goldsmith.assay.diagnosis.source.candidate_source import NoSource, candidate_source
+from goldsmith.assay.diagnosis.source.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits import Edit
-from goldsmith.assay.diagnosis.source.mutants import Mutants
+from goldsmith.assay.diagnosis.source.mutants import EditOutcome, Mutants
 from goldsmith.assay.diagnosis.source.problems import problem
 from goldsmith.assay.diagnosis.source.search import find_patch
 
@@ -189,6 +190,16 @@ def test_a_hostile_edit_costs_one_edit_and_not_the_search(tmp_path):
     states = [state for name, state in outcomes.items() if not name.endswith(" right")]
     assert states == ["crashed", "crashed", "slow", "slow", "raised", "raised"]
     assert [s for name, s in outcomes.items() if name.endswith(" right")] == ["right"] * len(edits)
+
+
+def test_a_place_that_moves_nothing_waits_except_for_its_cheap_edits():
+    """Edits inside a branch that is not taken move nothing, and the edit that takes it stands at the same place."""
+    cheap, costly = (Edit("file", ((n, n, "x"),), "kind", cost, 1, 1) for n, cost in enumerate((1.2, 2.5)))
+    elsewhere = Edit("file", ((9, 9, "x"),), "kind", 2.6, 2, 2)
+    queue = EditQueue([cheap, costly, elsewhere])
+    for _ in range(9):
+        queue.learn(cheap, EditOutcome("wrong", moved=False), False)
+    assert list(queue.batches(2)) == [[cheap, elsewhere], [costly]]
 
 
 def test_an_edit_that_is_right_on_the_failing_case_only_is_no_patch(tmp_path):

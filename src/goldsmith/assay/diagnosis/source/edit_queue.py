@@ -9,6 +9,7 @@ from .edits import Edit
 from .mutants import EditOutcome
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
+_COSTLY = 1.9  # cost from which edits wait: a cheap one may choose the branch that is not taken
 _BONUS = 0.7  # cost less for the edits of a place where one has mended a part
 Place = tuple[str, int]
 
@@ -28,7 +29,7 @@ class EditQueue:
             batch: list[Edit] = []
             while self.left and len(batch) < size:
                 edit = self.left.popleft()
-                if self.idle[place(edit)] >= _DEAD and place(edit) not in self.moving:
+                if edit.cost >= _COSTLY and self.idle[place(edit)] >= _DEAD and place(edit) not in self.moving:
                     self.waiting.append(edit)
                 else:
                     batch.append(edit)
