@@ -45,6 +45,7 @@ def ask(**more):
     request = {
         "do": "diagnose", "name": "own_kernels:wrong", "backend": None, "case": None, "dtype": None, "device": "cpu",
         "interpret": True, "budget": 60.0, "seed": 0, "out": None, "bundle": None, "html": None, "json": True,
+        "patch": False, "apply": None,
     }  # fmt: skip
     reports = []
     reply = getattr(worker_tasks, more.get("do", "diagnose"))(request | more, reports.append)
@@ -69,6 +70,21 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     assert again["text"].startswith("reproduced: the verdict was fail, here it is fail")
     assert again["text"].count("reproduced") == 1 and "report.text" not in again["text"]
     assert [note["id"] for note in again["json"]["notes"]].count("replay") == 1
+
+
+def test_a_patch_is_shown_and_applied_to_a_copy(tmp_path):
+    copy = tmp_path / "copy.py"
+    result = run("diagnose", "own_kernels:wrong", "--apply", copy)
+    assert result.exit_code == 1, result.output
+    assert "this edit makes the kernel pass: 2 cases, all probes" in words(result.stdout)
+    assert '+    return assay.stage("scaled", x * k) + 1' in result.stdout
+    own = HERE / "own_kernels.py"
+    assert copy.read_text() == own.read_text().replace(", x * k * 1.5)", ", x * k)")
+    before = own.read_text()
+    refused, _ = ask(patch=True, apply=str(own))
+    assert "is the candidate's own file, which is never written" in refused["lost"][0] and own.read_text() == before
+    without = run("diagnose", "own_kernels:wrong", "--no-patch", "--apply", tmp_path / "none.py")
+    assert "Patch" not in without.stdout and "there is no patch" in words(without.output)
 
 
 def test_a_bundle_is_diagnosed_as_one_case(tmp_path):

@@ -87,8 +87,8 @@ VERIFY = {
 }
 DIAGNOSE = {
     "What to diagnose": ("target", "backend", "case", "dtype", "device", "interpret", "seed", "replay"),
-    "How long": ("budget",),
-    "Output": ("out", "html", "json"),
+    "How long": ("budget", "patch"),
+    "Output": ("out", "apply", "html", "json"),
 }
 REPLAY = {
     "What to run": ("bundle", "target", "device"),
@@ -202,6 +202,17 @@ def diagnose(
     replay: Annotated[
         Path | None, typer.Option(help="Diagnose the case saved in this bundle.", metavar="BUNDLE")
     ] = None,
+    patch: Annotated[
+        bool,
+        typer.Option(
+            "--patch/--no-patch",
+            help="Look for an edit of the candidate's source that makes it pass, for at most 40 % of the time limit.",
+        ),
+    ] = True,
+    apply: Annotated[
+        Path | None,
+        typer.Option(help="Write a copy of the candidate's file with the patch. Your own file stays.", metavar="FILE"),
+    ] = None,
     html: Html = None,
     json: Json = None,
 ) -> None:
@@ -226,6 +237,8 @@ def diagnose(
         bundle=None if replay is None else str(replay),
         html=None if html is None else str(html),
         json=json is not None,
+        patch=patch,
+        apply=None if apply is None else str(apply),
     )
     raise typer.Exit(run(request, json))
 

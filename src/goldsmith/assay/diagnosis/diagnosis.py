@@ -35,7 +35,7 @@ from ..support.candidate_state import CandidateState
 from ..support.deadline import until
 from . import bundle
 from .collect import Depth, begin, collect, described
-from .evidence import NO_TIME, Evidence, RunFact
+from .evidence import NO_TIME, Evidence, RunFact, omission
 from .extra_calls import extra_calls, fresh_start
 from .likelihood import SURE
 from .open_questions import open_questions
@@ -61,6 +61,7 @@ _AFTER = {  # what an interrupt leaves out, by the step that it interrupts
     "smaller": "a smaller case",
     "wider": "the same case with float32 inputs, and what other cases show",
     "beside": "what other cases show",
+    "patch": "the search for a patch",
 }
 _SURE = 0.75  # strength of the best match below which a 16-bit case is also examined in float32
 
@@ -77,6 +78,8 @@ def diagnose(
     probes: str | Sequence[str] = "all",
     budget_s: float | None = 60.0,
     out: str | os.PathLike | None = None,
+    patch: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Find the first wrong stage of a target and rank the causes that fit. Never raises for a wrong kernel.
 
@@ -86,6 +89,8 @@ def diagnose(
     budget_s  seconds in all, of which at most half are for finding a failing case; None: no limit
     out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing. If the disk is
               full, the diagnosis says so
+    patch     also look for an edit of the candidate's source that makes it pass, for at most 40 % of the budget
+    progress  called with a sentence while a patch is looked for
 
     Returns a Diagnosis. A keyboard interrupt ends it early, marked partial. Raises TargetError for a mistake in the
     declaration.
@@ -115,9 +120,12 @@ def diagnose(
             diagnosis = _in_float32(diagnosis, target, failing, seed, selected, clock) or diagnosis
             clock.stage = "beside"
             _use_other_case(diagnosis, target, failing, seed, selected, clock)
+            if patch:
+                clock.stage = "patch"
+                _find_patch(diagnosis, target, failing, clock, progress)
         except KeyboardInterrupt:
             diagnosis.partial = INTERRUPTED
-    left_out = dict.fromkeys([_omission(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
+    left_out = dict.fromkeys([omission(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
     hurried = diagnosis.evidence is not None and NO_TIME in diagnosis.evidence.left_out.values()
     if diagnosis.partial == INTERRUPTED:
         left_out[_AFTER[clock.stage]] = None
@@ -134,21 +142,14 @@ def diagnose(
     return diagnosis
 
 
-def _omission(note: str) -> str:
-    """The omitted work that a note on the budget names."""
-    return note.partition("; ")[2].removeprefix("left out: ").removeprefix("not run on this case: ")
-
-
 class _Clock:
-    """Measures the budget and records what was left out.
-
-    stage: the current step, a key of `_AFTER`.
-    """
+    """Measures the budget and records what was left out. stage: the current step, a key of `_AFTER`."""
 
     def __init__(self, seconds: float | None):
         self.seconds, self.started = seconds, time.perf_counter()
         self.left_out: list[str] = []
         self.stage = "check"
+        self.smallest: Examination | None = None
 
     def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
         """True if this share of the budget is over, or would be after `more` seconds."""
@@ -344,6 +345,19 @@ def _use_other_case(
         diagnosis.traced.append(f"No rule is sure in this case; in {case.name}, which fails at the same stage, one is.")
 
 
+def _find_patch(
+    diagnosis: Diagnosis, target: Target, failing: Examination, clock: _Clock, progress: Callable[[str], None]
+) -> None:
+    if diagnosis.verdict != FAIL or diagnosis.partial or clock.lacks("the search for a patch", _COLLECTING):
+        return
+    from .source.search import find_patch, patch_seconds  # loads what starts child processes
+
+    seconds = patch_seconds(clock.seconds, time.perf_counter() - clock.started)
+    search = find_patch(target, [clock.smallest or failing, failing], seconds, progress=progress)
+    diagnosis.patch = search.patch
+    diagnosis.traced += [search.reason] if search.reason else []
+
+
 def _map(evidence: Evidence) -> ErrorMap | None:
     """The map of the first wrong tensor, or of the other run in which it is wrong."""
     others = (m for m in evidence.report.maps.values() if m.bad and m.tensor == evidence.tensor)
@@ -366,6 +380,7 @@ def _make_small(diagnosis: Diagnosis, examination: Examination, clock: _Clock) -
         cause_shown=diagnosis.causes[0].id, over=over,
         spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
     )  # fmt: skip
+    clock.smallest = small
     diagnosis.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
     diagnosis.write_bundle = _writer(small)
 

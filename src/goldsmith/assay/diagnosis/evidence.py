@@ -318,3 +318,8 @@ class Evidence:
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, or None."""
         return next((s for s in self.stages if s.name == name), None)
+
+
+def omission(note: str) -> str:
+    """The omitted work that a note on the budget names."""
+    return note.partition("; ")[2].removeprefix("left out: ").removeprefix("not run on this case: ")

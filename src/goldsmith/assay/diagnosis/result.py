@@ -13,6 +13,7 @@ from ..report.results import PASS, ErrorMap, Location
 from ..report.results import _plain as plain_json
 from .evidence import OK, Evidence, StageState
 from .rank import Cause
+from .source.patch import Patch
 
 SCHEMA = 1
 _TABLES = ("fits", "ratios", "permutations", "memory")
@@ -26,6 +27,7 @@ class DiagnosisFacts:
     location, map      place in that stage, in words and as a small picture
     causes             the best first
     stages             the table: propagated error, isolated error, state
+    patch              the edit of the candidate's source that makes it pass, if one was looked for and found
     suspects           golden stages that the candidate does not name and that could cause exactly this error
     traced             sentences: where NaN and Inf begin, which output gradient carries the fault
     undecided          sentences: what the evidence leaves open, and what would decide it
@@ -44,6 +46,7 @@ class DiagnosisFacts:
     map: ErrorMap | None = None
     causes: list[Cause] = field(default_factory=list)
     stages: list[StageState] = field(default_factory=list)
+    patch: Patch | None = None
     suspects: list[str] = field(default_factory=list)
     traced: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
@@ -76,6 +79,7 @@ class DiagnosisFacts:
             "map": plain_json(asdict(self.map)) if self.map is not None else None,
             "causes": [plain_json(asdict(c)) for c in self.causes],
             "stages": [plain_json(asdict(s)) for s in self.stages],
+            "patch": None if self.patch is None else plain_json(self.patch.to_json()),
             "suspects": list(self.suspects),
             "traced": list(self.traced),
             "undecided": list(self.undecided),

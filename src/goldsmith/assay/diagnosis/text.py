@@ -18,10 +18,12 @@ from .rank import displayed_causes
 
 if TYPE_CHECKING:
     from .result import DiagnosisFacts
+    from .source.patch import Patch
 
 WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 SHOWN_CASES = 12
+SHOWN_REMAINING = 3  # findings beside a patch
 ROWS, COLUMNS = 8, 64  # of the map
 SMALLEST = "This command examines only the smallest case, so it may rank the causes in another order."
 
@@ -34,7 +36,7 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     if diagnosis.causes:
         best = diagnosis.causes[0]
         lines = [f"  - {sentence}" for sentence in best.evidence[:SHOWN_SENTENCES]]
-        lines += [f"  Try: {best.mend}"] if best.mend else []
+        lines += [f"  Try: {best.mend}"] if best.mend and diagnosis.patch is None else []
         parts.append("Why\n" + "\n".join(_wrapped(line, 4) for line in lines))
     if any(s.state != "not judged" for s in diagnosis.stages):
         parts.append(_table(diagnosis.stages, diagnosis.faults_of_other_runs()))
@@ -46,6 +48,8 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     if where:
         parts.append("\n".join(where))
     parts += [_wrapped(sentence, 2) for sentence in (*diagnosis.traced, *diagnosis.undecided)]
+    if diagnosis.patch is not None:
+        parts.append(_patch(diagnosis.patch))
     others = displayed_causes(diagnosis.causes)[1:SHOWN_CAUSES]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]
@@ -77,11 +81,21 @@ def headline(diagnosis: DiagnosisFacts) -> str:
             else "the golden is at fault"
         )
         return f"REFERENCE FAULT  {name} is not accused: {text}"
+    if diagnosis.patch is not None and diagnosis.first_wrong_stage:
+        return f"FAIL  {diagnosis.first_wrong_stage} is wrong: {diagnosis.patch.headline}"
     if not diagnosis.causes:
         return f"FAIL  {name}: {diagnosis.first_wrong_stage or 'a result'} is wrong"
     best = diagnosis.causes[0]
     weak = "weak, " if best.weak else ""
     return f"FAIL  {best.headline} ({best.id}, {weak}score {best.score:.2f})"
+
+
+def _patch(patch: Patch) -> str:
+    """The edit that makes the candidate pass, and how much of it is shown."""
+    lines = [_wrapped(f"Patch  {patch.sentence}", 7), textwrap.indent(patch.diff, "  ")]
+    if patch.remaining:
+        lines += [_wrapped(f"  - {text}", 4) for text in patch.remaining[:SHOWN_REMAINING]]
+    return "\n".join(lines)
 
 
 def _table(stages: list[StageState], elsewhere: Mapping[str, str]) -> str:

@@ -54,11 +54,13 @@ class DiagnoseRequest:
     bundle: str | None = None
     html: str | None = None
     json: bool = False
+    patch: bool = False
+    apply: str | None = None
 
 
 def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     """Run the command and return its exit status."""
-    for path in (request.html, json_to if json_to != "-" else None):
+    for path in (request.html, request.apply, json_to if json_to != "-" else None):
         check_file(None if path is None else Path(path))
     if request.out is not None:
         check_folder(Path(request.out))
@@ -103,7 +105,9 @@ def _coloured(text: str) -> Text:
     coloured = Text(text)
     coloured.highlight_regex(r"(?m)^PASS\b|(?<=  )ok$", "green")
     coloured.highlight_regex(r"(?m)^(FAIL|REFERENCE FAULT)\b|(?<=  )culprit$", "bold red")
-    coloured.highlight_regex(r"(?m)^(Why|Where|Other causes|Case)\b", "bold")
+    coloured.highlight_regex(r"(?m)^  \+(?!\+).*$", "green")
+    coloured.highlight_regex(r"(?m)^  -(?![- ]).*$", "red")
+    coloured.highlight_regex(r"(?m)^(Why|Where|Patch|Other causes|Case)\b", "bold")
     return coloured
 
 
@@ -275,6 +279,9 @@ class _RunProgress:
         if "importing" in last:
             self.deadline.begin_import()
             self._show(f"importing {last['importing']}")
+            return
+        if "searching" in last:
+            self._show(last["searching"])
             return
         if "over" in last:
             self.deadline.end()

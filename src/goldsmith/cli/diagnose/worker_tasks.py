@@ -53,11 +53,12 @@ def diagnose(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
         with _threads(bundle):
             with _reporting_runs(send) as ended:
                 diagnosis = assay.diagnose(
-                    subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"]
-                )
+                    subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
+                    patch=request["patch"], progress=lambda text: send({"searching": text}),
+                )  # fmt: skip
             if ended:
                 deadlines.add_timeout(diagnosis, *ended[0])
-            lost = _write_bundle(diagnosis, request["out"])
+            lost = _write_bundle(diagnosis, request["out"]) + _write_patched(diagnosis, request["apply"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
     except ModuleNotFoundError as error:
@@ -93,6 +94,18 @@ def _write_bundle(diagnosis: assay.Diagnosis, folder: str | None) -> list[str]:
         diagnosis.bundle = write(diagnosis, Path(folder))
 
     return write_or_explain(f"a bundle into {folder}", keep)
+
+
+def _write_patched(diagnosis: assay.Diagnosis, path: str | None) -> list[str]:
+    """Write the patched copy of the candidate's file; returns sentences about what was not written."""
+    if path is None:
+        return []
+    if diagnosis.patch is None:
+        return [f"{path} was not written: there is no patch."]
+    try:
+        return write_or_explain(path, partial(diagnosis.patch.save, path))
+    except ValueError as error:
+        return [f"{error}."]
 
 
 def replay(request: DiagnosisRequest, send: Send) -> DiagnosisReply:

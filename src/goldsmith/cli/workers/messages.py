@@ -65,6 +65,8 @@ class DiagnosisRequest(PlacementRequest):
     bundle: str | None
     html: str | None
     json: bool
+    patch: bool
+    apply: str | None
 
 
 class EndRequest(TypedDict):
@@ -101,9 +103,10 @@ class RunMessage(TypedDict, total=False):
 
 
 class ProgressMessage(RunMessage, total=False):
-    """An import that begins, a run that begins (with the findings so far), or the end of either."""
+    """The beginning of an import or a run (with the findings so far), the end of either, or a search at work."""
 
     importing: str
+    searching: str
     runs: int
     findings: list[JsonObject]
     over: int

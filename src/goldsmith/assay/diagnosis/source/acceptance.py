@@ -1,0 +1,104 @@
+"""Whether an edited candidate passes: every declared case with fresh draws, then the check with every default probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ....core.tracing import TargetError
+from ...checks import examine
+from ...declare.target import Target
+from ...gate.isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
+from ...gate.isolation.limits import Limits
+from ...gate.isolation.zygote_process import NoZygote, zygote
+from ...judge.examination import Examination
+from ...probes import QUICK, select
+from ...report.check_report import Report
+from ...report.results import FAIL, NOT_RUN, PASS, QUALITY
+from .candidate_source import CandidateSource
+
+_FRESH = 104_729  # added to the seed: draws that the search has not seen
+_CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """cases: that the edited candidate passes; remaining: other faults, which are there without the edit too."""
+
+    cases: int
+    remaining: tuple[str, ...] = ()
+
+
+@dataclass
+class Acceptance:
+    """Judges edited candidates of one target. wrong: the results that are wrong without an edit."""
+
+    target: Target
+    source: CandidateSource
+    failing: Examination
+    wrong: tuple[str, ...]
+    _before: dict[frozenset[str], set[str]] = field(default_factory=dict)
+
+    def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | None:
+        """None if the edited candidate fails a case, or a probe that it passes without the edit."""
+        process = self._process(edited)
+        try:
+            quick = self._report(process, frozenset(QUICK), seconds, until_failing=True)
+            if quick is None or quick.verdict != PASS:
+                return None
+            whole = self._report(process, select("default"), seconds)
+        finally:
+            process.close()
+        if whole is None or whole.verdict not in (PASS, FAIL):
+            return None
+        findings = [f for f in whole.findings if f.rung != QUALITY]
+        probes = frozenset(f.probe for f in findings)
+        if not probes <= self._failing_before(probes, seconds):
+            return None
+        return Accepted(len(whole.cases), tuple(dict.fromkeys(f.text for f in findings)))
+
+    def _failing_before(self, probes: frozenset[str], seconds: float) -> set[str]:
+        """The probes among these that find something in the results which are right without an edit."""
+        if probes and probes not in self._before:
+            process = self._process({})
+            try:
+                report = self._report(process, select(tuple(probes)), seconds)
+            finally:
+                process.close()
+            findings = [] if report is None else report.findings
+            self._before[probes] = {f.probe for f in findings if f.rung != QUALITY and f.tensor not in self.wrong}
+        return self._before.get(probes, set())
+
+    def _report(
+        self, process: CandidateProcess, probes: frozenset[str], seconds: float, until_failing: bool = False
+    ) -> Report | None:
+        """The report on every case with fresh draws; None if the process ended or the time was too short."""
+        changed, failing = replace(self.target, runner=process), self.failing
+        cases = [*changed.cases, *([failing.case] if failing.case.given else [])]
+        try:
+            report, _ = examine(
+                changed,
+                cases,
+                None,
+                failing.device,
+                failing.seed + _FRESH,
+                probes,
+                seconds,
+                until_failing=until_failing,
+            )
+        except (CandidateEnded, NoZygote, TargetError):
+            return None
+        if report.partial:
+            raise KeyboardInterrupt
+        return None if any(n.id in (NOT_RUN, "budget") for n in report.notes) else report
+
+    def _process(self, edited: Mapping[str, str]) -> CandidateProcess:
+        on_cuda = torch.device(self.failing.device).type == "cuda"
+        return CandidateProcess(
+            zygote(), Limits(_CALL, _CALL, _MEMORY, files=4096, processes=4096),
+            f"{__package__}.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
+            Surroundings(boxed=False, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=self.source.paths),
+            again=True,
+        )  # fmt: skip

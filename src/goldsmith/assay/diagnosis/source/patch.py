@@ -1,0 +1,84 @@
+"""Patch: an edit of the candidate's source with which it passes, as data and as a unified diff."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A verified edit. The user's file is never written; `save` writes a patched copy.
+
+    file, line   where the edit is; diff: a unified diff
+    kind         what the edit does, in a word or two
+    cases        number of cases, with fresh draws, that the edited candidate passes
+    remaining    findings of other probes, which the candidate has without the edit as well; () if all probes pass
+    tried        number of edits that were run
+    """
+
+    file: str
+    line: int
+    kind: str
+    diff: str
+    cases: int
+    remaining: tuple[str, ...] = ()
+    tried: int = 0
+    text: str = field(default="", repr=False)
+
+    @property
+    def headline(self) -> str:
+        """The edit in half a sentence."""
+        return f"an edit of {Path(self.file).name}, line {self.line}, mends it ({self.kind})"
+
+    @property
+    def sentence(self) -> str:
+        """What is known about the edit, in one sentence."""
+        number = f"{self.cases} case{'' if self.cases == 1 else 's'}"
+        place = f"{Path(self.file).name}, line {self.line}"
+        if not self.remaining:
+            return f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind})"
+        return (
+            f"this edit mends the results of {number} ({place}: {self.kind}); other faults, which are there without it "
+            "as well, remain"
+        )
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the patched copy of the file; raises ValueError for the user's own file."""
+        copy = Path(path)
+        if copy.exists() and copy.resolve() == Path(self.file).resolve():
+            raise ValueError(f"{path} is the candidate's own file, which is never written; name another one")
+        copy.write_text(self.text)
+        return copy
+
+    def to_json(self) -> dict[str, object]:
+        data = asdict(self)
+        del data["text"]
+        return {**data, "remaining": list(self.remaining)}
+
+
+def unified_diff(path: str, before: str, after: str) -> str:
+    shown = _shown(path)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), shown, shown, n=1, lineterm="")
+    return "\n".join(lines)
+
+
+def _shown(path: str) -> str:
+    """The path from the current folder, where the file is below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def changed_line(before: str, after: str) -> int:
+    """The first line that differs, from 1."""
+    pairs = zip(before.splitlines(), after.splitlines(), strict=False)
+    return next((n for n, (a, b) in enumerate(pairs, 1) if a != b), 1)
+
+
+def edited_file(texts: Mapping[str, str]) -> tuple[str, str]:
+    """The one file that an edit changes, and its new text."""
+    ((path, text),) = texts.items()
+    return path, text
