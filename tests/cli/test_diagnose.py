@@ -150,7 +150,7 @@ def test_a_spent_budget_certifies_nothing():
 @pytest.mark.parametrize(
     "question, message",
     [
-        ({"name": "nosuch"}, "unknown operator 'nosuch'; known: experts.moe"),
+        ({"name": "nosuch"}, "unknown operator 'nosuch'; known: experts.linear"),
         ({"name": "mhc"}, "'mhc' is a family; name one of its operators: mhc.boundary, "),
         ({"name": "mhc.post", "backend": "cuda"}, "unknown backend 'cuda'; mhc.post has: triton, reference"),
         ({"name": "mhc.post", "case": "nosuch"}, "has no case 'nosuch'; there are: "),

@@ -170,7 +170,7 @@ def alive(pid):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["nosuch"], "unknown operator 'nosuch'; known: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
+        (["nosuch"], "unknown operator 'nosuch'; known: experts.linear, experts.moe, experts.slots, mhc.boundary"),
         (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, mess
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
+        ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.linear"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
         ({"names": ["nosuch"]}, ". Name a target of your own as module:target, path/to/file.py:target, or a module"),
         ({"names": ["a_folder"]}, "a_folder is a folder; name one of its files, as a_folder/FILE.py."),
