@@ -65,7 +65,7 @@ def test_the_version_option_prints_the_version():
         (["verify", "--dtype", "int8"], "'--dtype'"),
         (["verify", "--jobs", "0"], "'--jobs'"),
         (["verify", "--quick", "--thorough"], "--quick and --thorough exclude each other"),
-        (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary"),
+        (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.linear, experts.moe, experts.slots"),
         (["bench", "--device", "tpu"], "--device tpu: not a device"),
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; available: decode[T=1,D=4096]"),
     ],

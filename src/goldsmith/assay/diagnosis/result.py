@@ -46,7 +46,6 @@ class DiagnosisFacts:
     map: ErrorMap | None = None
     causes: list[Cause] = field(default_factory=list)
     stages: list[StageState] = field(default_factory=list)
-    patch: Patch | None = None
     suspects: list[str] = field(default_factory=list)
     traced: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
@@ -58,6 +57,7 @@ class DiagnosisFacts:
     evidence: Evidence | None = field(default=None, repr=False)
     target: Target | None = field(default=None, repr=False)
     write_bundle: Callable[..., Path] | None = field(default=None, repr=False)
+    patch: Patch | None = None
 
     @property
     def ok(self) -> bool:

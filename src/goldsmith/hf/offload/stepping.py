@@ -165,7 +165,11 @@ class StepForward:
 
     def _prepared(self) -> bool:
         """Whether there is a step for the model as it is now."""
-        if native.reason() is not None or self._engine.device.type != "cpu" or self._engine.closed:
+        engine = self._engine
+        if engine.adapters.names:
+            self._step, self.why_not = None, "adapters are loaded"
+            return False
+        if native.reason() is not None or engine.device.type != "cpu" or engine.closed or engine.direct is None:
             return False
         from ...offload.decoding._native import DecodeStep  # imports the library's structures
 

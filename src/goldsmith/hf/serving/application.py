@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -16,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ...core.json_values import parse_json
 from .answers import Answer, sse
 from .batcher import Batcher
 from .refusals import BAD_REQUEST, FAILED, TOO_LARGE, UNAVAILABLE, RequestRefusal
@@ -205,11 +205,11 @@ async def _body(request: Request) -> object:
                     break
         if length > BODY:
             raise RequestRefusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
-        return json.loads(data, parse_constant=_no_number)
+        return parse_json(data, parse_constant=_no_number)
     except TimeoutError as error:
         raise RequestRefusal(408, f"The request's body did not arrive within {PATIENCE:.0f} s.") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestRefusal(BAD_REQUEST, f"The body is not JSON: {str(error) or 'nested too deeply'}.") from error
+    except ValueError as error:
+        raise RequestRefusal(BAD_REQUEST, f"The body is not JSON: {error}.") from error
 
 
 def _no_number(name: str) -> float:

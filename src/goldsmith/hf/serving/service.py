@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from ...core.json_values import parse_json
 from ..model_types import Tokenizer
 from ..offload.generation import check_ids, prompt_ids
 from .answers import Answer, ChatAnswer, CompletionAnswer
@@ -158,7 +158,7 @@ def _with_generation_config(body: object) -> Any:
     rest = {name: value for name, value in body.items() if name != "generation_config"}
     text = field_of(body, "generation_config", str) or "{}"
     try:
-        config = json.loads(text)
+        config = parse_json(text)
     except ValueError:
         config = None
     if not isinstance(config, dict):
