@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def parse_json(text: str | bytes, *, parse_constant: Callable[[str], object] | None = None) -> Any:
+def parse_json(text: str | bytes | bytearray, *, parse_constant: Callable[[str], object] | None = None) -> Any:
     """The value of a JSON text. Raises ValueError for text that is not JSON, also for one nested too deeply.
 
     json.loads raises RecursionError for the latter, which no reader of a file expects.

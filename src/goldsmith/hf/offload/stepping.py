@@ -169,7 +169,7 @@ class StepForward:
         if engine.adapters.names:
             self._step, self.why_not = None, "adapters are loaded"
             return False
-        if native.reason() is not None or engine.device.type != "cpu" or engine.closed or engine.direct is None:
+        if native.reason() is not None or engine.device.type != "cpu" or engine.closed:
             return False
         from ...offload.decoding._native import DecodeStep  # imports the library's structures
 
