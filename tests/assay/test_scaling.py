@@ -49,6 +49,25 @@ def test_a_constant_below_every_bound_breaks_exact_scaling():
     assert scaled(golden, golden).ok
 
 
+def test_an_output_that_underflows_may_be_read_back_as_it_is_stored():
+    """2^-12 makes float16 values subnormal: a sum over what is stored loses bits that the sum before it keeps."""
+
+    @assay.case(T=[3], D=[8])
+    def eighths(make, T, D):
+        return {"x": (make.normal(T, D) * 8).round() / 8 + 4, "w": (make.normal(D) * 8).round() / 8 + 4}
+
+    def golden(x, w):
+        y = x * w
+        return y, y.sum(-1)
+
+    def read_back(x, w):
+        y = x * w
+        return y, y.float().sum(-1)
+
+    kernel = target(read_back, golden, eighths, outputs=("y", "total"), dtypes=(torch.float16,), backward=None)
+    assert assay.check(kernel, probes="scaling", raises=False).ok
+
+
 def test_exact_scaling_is_not_asked_of_kernels_that_never_repeat():
     generator = torch.Generator().manual_seed(0)
 

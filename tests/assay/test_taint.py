@@ -10,6 +10,7 @@ import torch
 from assay.kernels import autograd, plain_sum, probes_of, rows, sum_gradients, target, texts, weighted_sum
 from goldsmith import assay
 from goldsmith.assay.probes import taint, taint_screen
+from goldsmith.assay.probes.slices import far
 
 BESIDE = 2  # runs with large numbers next to the inputs, which test no slice
 
@@ -158,6 +159,21 @@ def test_influence_is_judged_where_bounds_are_open():
     assert tainted(open_bound, open_bound, backward=None).ok
     report = tainted(stale, open_bound, backward=None)
     assert not report.ok
+
+
+def test_a_result_that_is_the_same_after_one_number_by_chance_is_not_without_influence(monkeypatch):
+    """A rounded result may come out as before; other numbers show that the element is read."""
+
+    first = []
+
+    def kernel(x, w):
+        first.append(x.clone())
+        large = x.abs() >= far(first[0]) / 2
+        return plain_sum(torch.where(large, first[0], x), w)
+
+    monkeypatch.setattr(taint_screen, "remaining", lambda examination, slices: [s for s in slices if s.random])
+    lines = taint_findings(kernel, backward=None, monkeypatch=monkeypatch)
+    assert not any("has no influence" in t for t in lines), lines
 
 
 @pytest.mark.parametrize("kernel", [lambda x, w: plain_sum(x.flip(-1), w.flip(-1)), plain_sum])

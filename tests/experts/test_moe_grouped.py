@@ -106,6 +106,20 @@ def test_a_padded_rank_does_not_turn_infinity_into_nan(on_cpu, call):
     assert y[0][2].isinf().all() and torch.equal(y[0].isinf(), y[1].isinf())
 
 
+@pytest.mark.parametrize("step, offset", [(2, 0), (1, 1)])
+def test_weights_that_the_grouped_product_cannot_read_are_copied(on_cpu, call, step, offset):
+    """torch refuses elements that are not next to each other, and addresses that are no multiples of 16 bytes."""
+    on_cpu.setattr(_cuda_grouped, "grouped", lambda a, b, ends: torch._grouped_mm(a, b, offs=ends))
+    x, ids, w, base = call
+    apart = []
+    for matrices in base:
+        room = torch.zeros(step * matrices.numel() + offset, dtype=matrices.dtype)
+        apart.append(room[offset::step].view_as(matrices) if step == 1 else room.view(*matrices.shape, step)[..., 0])
+        apart[-1].copy_(matrices)
+    plain, stepped = (experts.moe(x, ids, w, b, backend="cuda_grouped") for b in (base, apart))
+    assert torch.equal(plain, stepped)
+
+
 def test_torchs_grouped_product_gives_the_same_result_as_the_loop(on_cpu, call):
     """torch has a slow one for the CPU."""
     x, ids, w, base = call

@@ -1,5 +1,6 @@
 """Compares the influence of input slices in candidate and golden: the first, last and a random slice of every axis.
 
+A slice without influence is silent for several numbers: after one, a rounded result may be the same by chance.
 A screen (taint_screen.py) changes many slices in a few runs, and clears those with the same influence in both.
 Each remaining slice gets its own run with NaN. If that NaN stays silent or leaks, a large finite number in the slice
 decides: NaN alone shows nothing behind a maximum or mask, a finite number nothing behind saturation. A slice counts as
@@ -85,7 +86,11 @@ def _try_finite(examination: Examination, part: Slice) -> None:
             continue
         change = (expected - before.value).abs()
         still = tensor == was
-        _report_missing(examination, part, name, still & (change > 0), tensor, references)
+        silent = still & (change > 0)
+        if bool(silent.any()):
+            _report_missing(
+                examination, part, name, silent & _always_still(examination, part, name, was), tensor, references
+            )
         stepped = (change == 0) & ~still & ~((tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound)
         if bool(stepped.any()):
             label = f"taint:finite({part.text})"
@@ -93,6 +98,19 @@ def _try_finite(examination: Examination, part: Slice) -> None:
                 examination, {name: stepped}, lambda times: part.filled(examination, None, times=times), label
             )
             _report_extra(examination, part, name, reached[name], "a large number", references)
+
+
+def _always_still(examination: Examination, part: Slice, name: str, was: Tensor) -> Tensor:
+    """The elements of a result that other numbers in the slice do not change, either."""
+    still = torch.ones_like(was, dtype=torch.bool)
+    for times in (-1.0, 0.5):
+        outcome = run_changed(
+            examination, part.filled(examination, None, times=times), f"taint:finite({part.text}), {times:g}"
+        )
+        tensor = None if outcome is None else results(examination, outcome[0]).get(name)
+        if tensor is not None and tensor.shape == was.shape:
+            still &= tensor == was
+    return still
 
 
 def _try_neighbours(examination: Examination) -> None:

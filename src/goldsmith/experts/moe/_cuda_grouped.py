@@ -122,7 +122,7 @@ class GroupedCall:
         self.x, ids = present(tensors, "x"), present(tensors, "topk_ids")
         self.to = wide(self.x.dtype)
         self.tensors, self.options, self.shape = tensors, options, ids.shape
-        self.gate_up, self.down = present(tensors, "gate_up"), present(tensors, "down")
+        self.gate_up, self.down = readable(present(tensors, "gate_up")), readable(present(tensors, "down"))
         self.experts = len(self.down)
         self.routes = GroupedRoutes(ids, self.experts)
         self.rows = self.of_routes(flat(self.x))
@@ -242,6 +242,16 @@ class GroupedCall:
         if missing := -a.shape[1] % GRAIN:
             a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
         return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])  # type: ignore[literal-required]
+
+
+def readable(matrices: Tensor) -> Tensor:
+    """[E, m, n] as torch._grouped_mm can read it: rows or columns without gaps, at multiples of 16 bytes."""
+    of_expert, down, right = matrices.stride()
+    m, n = matrices.shape[1:]
+    in_rows, in_columns = right == 1 and down >= n, down == 1 and right >= m
+    steps = (of_expert, down if in_rows else right, matrices.storage_offset())
+    fits = (in_rows or in_columns) and not any(step % GRAIN for step in steps)
+    return matrices if fits else matrices.clone(memory_format=torch.contiguous_format)
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
