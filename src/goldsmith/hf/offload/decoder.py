@@ -34,7 +34,7 @@ def described(model: PreTrainedModel, experts: Mapping[int, str]) -> DecoderMode
     base: Any = model.model
     config = model.config
     _check_config(config)
-    _check_modules(model, {id(model.get_submodule(path)) for path in experts.values()})
+    check_unchanged(model, {id(model.get_submodule(path)) for path in experts.values()})
     blocks = list(base.layers)
     if set(experts) != set(range(len(blocks))):
         raise NotDescribed("some of its layers have no experts")
@@ -45,10 +45,10 @@ def described(model: PreTrainedModel, experts: Mapping[int, str]) -> DecoderMode
         raise NotDescribed(f"its heads have {attention.head_dim} numbers, not a multiple of {MULTIPLE}")
 
     def rotary(positions: int) -> tuple[Tensor, Tensor]:
-        cosines, sines = base.rotary_emb(embedding[:0], torch.arange(positions, device="cpu")[None])
+        cosines, sines = base.rotary_emb(embedding[:0], torch.arange(positions, device=embedding.device)[None])
         return cosines[0].contiguous(), sines[0].contiguous()
 
-    return DecoderModel(
+    result = DecoderModel(
         layers=tuple(_layer(block, index, embedding.dtype) for index, block in enumerate(blocks)),
         embedding=embedding,
         final_norm=base.norm.weight,
@@ -63,6 +63,9 @@ def described(model: PreTrainedModel, experts: Mapping[int, str]) -> DecoderMode
         float_weights=FAMILIES[name],
         rotary=rotary,
     )
+    if len({tensor.device for tensor in result.tensors}) > 1:
+        raise NotDescribed("its parts are on several devices")
+    return result
 
 
 def _check_config(config: Any) -> None:
@@ -77,7 +80,7 @@ def _check_config(config: Any) -> None:
         raise NotDescribed(f"its attention is computed by {config._attn_implementation}")
 
 
-def _check_modules(model: nn.Module, experts: set[int]) -> None:
+def check_unchanged(model: nn.Module, experts: set[int]) -> None:
     """No module may have been changed: a hook or another forward must be called."""
     for path, module in _below(model, experts):
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
@@ -114,7 +117,7 @@ def _layer(block: Any, index: int, dtype: torch.dtype) -> DecoderLayer:
 
 
 def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
-    if isinstance(module, PackedLinear):
+    if isinstance(module, PackedLinear) and module.weight.data.is_cpu:
         return LinearLayer(module.weight, module.bias)
     if type(module) is not nn.Linear:
         raise NotDescribed(f"its {name} is a {type(module).__name__}")
@@ -123,6 +126,6 @@ def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
 
 
 def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype != dtype or dtype not in (torch.float32, torch.bfloat16) or not tensor.is_cpu:
+    if tensor.dtype != dtype or dtype not in (torch.float32, torch.bfloat16) or tensor.is_meta:
         raise NotDescribed(f"its {name} is {tensor.dtype} on {tensor.device}")
     return tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()

@@ -65,20 +65,18 @@ class DecoderModel:
     rotary: Callable[[int], tuple[Tensor, Tensor]]
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for two descriptions of the same weights in the same memory."""
-        tensors: list[Tensor | PackedMatrix | None] = [self.embedding, self.final_norm]
+    def tensors(self) -> list[Tensor]:
+        """All weights; the bytes of packed ones."""
+        weights: list[Tensor | PackedMatrix | None] = [self.embedding, self.final_norm]
         linear = [self.head]
         for layer in self.layers:
-            tensors += layer.input_norm, layer.experts_norm, layer.query_norm, layer.key_norm
+            weights += layer.input_norm, layer.experts_norm, layer.query_norm, layer.key_norm
             linear += layer.query, layer.key, layer.value, layer.output, layer.router
         for each in linear:
-            tensors += each.weight, each.bias
-        return tuple(_place(tensor) for tensor in tensors)
+            weights += each.weight, each.bias
+        return [each.data if isinstance(each, PackedMatrix) else each for each in weights if each is not None]
 
-
-def _place(tensor: Tensor | PackedMatrix | None) -> object:
-    if tensor is None:
-        return None
-    data = tensor.data if isinstance(tensor, PackedMatrix) else tensor
-    return data.data_ptr(), data.dtype, tuple(data.shape), data.stride()
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for two descriptions of the same weights in the same memory."""
+        return tuple((each.data_ptr(), each.dtype, tuple(each.shape), each.stride()) for each in self.tensors)

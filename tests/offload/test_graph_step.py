@@ -1,0 +1,109 @@
+"""The recorded step of a model on a simulated GPU: kernels in Triton's interpreter, launches in a thread."""
+
+import copy
+
+import pytest
+
+pytest.importorskip("transformers", reason="comes with the extra hf")
+pytest.importorskip("peft", reason="comes with the extra hf")
+
+import torch
+from transformers import DynamicCache
+
+from goldsmith import assay
+from goldsmith.core import native
+from goldsmith.offload import attach
+from goldsmith.offload.guard.report import NumericsError
+from hf import models
+from offload.test_device import Simulation
+from offload.test_step import FAMILIES, continued, plain_model, target
+from offload.whole_models import CALIBRATION, assert_same_text, padded, slots
+
+pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
+
+ALL, SOME = 60, 7  # slots: for every expert, and for some of them
+
+
+@pytest.fixture(autouse=True)
+def _simulated(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setattr("goldsmith.hf.offload.attachment.Engine", Simulation)
+
+
+def offload(plain, count, **options):
+    budget = ((4 << 20) + slots(plain, count)) * 4 // 3  # a quarter is workspace
+    options = {"calibration": CALIBRATION, "device": "cpu", "gpu_budget": budget} | options
+    return attach.offload(copy.deepcopy(plain), **options)
+
+
+def recorded(offloaded, count):
+    """Whether the last steps were recorded, with all experts on the device or without."""
+    step = offloaded.model.forward._step
+    assert step is not None and step._recording is not None, offloaded.model.forward.why_not
+    return step._experts.asks is (count is not ALL)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [ALL, SOME, 0], ids=["all on the device", "some", "none"])
+def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
+    plain = plain_model(family, tie_word_embeddings=False)
+    layers = plain.config.num_hidden_layers
+    options = {} if count else {"lanes": "cpu"}
+    with offload(plain, ALL if count is ALL else SOME * layers // 2, **options) as offloaded:
+        assay.check(target(offloaded, plain, models.tokens(2)), probes=["values", "ensemble"])
+        assert recorded(offloaded, count)
+
+
+@pytest.mark.parametrize("count", [ALL, SOME])
+def test_a_batch_with_padding_gets_the_plain_text_and_the_steps_are_counted(count):
+    plain = plain_model()
+    ids, mask = padded()
+    with offload(plain, count) as offloaded:
+        print(offloaded.engine.spending)
+        assert_same_text(plain, offloaded.model, ids, steps=20, attention_mask=mask)
+        assert recorded(offloaded, count)
+        stats, layers = offloaded.stats(), len(offloaded.engine.store.layers)
+        assert (stats.calls, stats.tokens) == (20 * layers, (ids.numel() + 19 * len(ids)) * layers)
+        assert stats.experts_cached and (stats.experts_cpu > 0) >= (count is SOME)
+
+
+def test_the_same_text_has_the_same_bits_and_reuses_the_recording():
+    plain, ids = plain_model(), models.tokens(2, 9)
+    bits = []
+    for _ in range(2):
+        with offload(plain, SOME) as offloaded:
+            for _ in range(2):
+                bits.append(continued(offloaded.model, ids, 4))
+                step = offloaded.model.forward._step
+                recording = step._recording
+            assert step._recording is recording
+    assert torch.equal(bits[0], bits[2]) and torch.equal(bits[1], bits[3])
+
+
+@pytest.mark.parametrize("where, layer, stage", [("o_proj", 1, "input"), ("norm", None, "after")])
+def test_a_nan_in_a_recorded_step_is_reported_with_its_origin(where, layer, stage):
+    plain, ids = plain_model(), models.tokens()
+    with offload(plain, SOME) as offloaded, torch.no_grad():
+        model, cache = offloaded.model, DynamicCache(config=plain.config)
+        model(ids[:, :-1], past_key_values=cache)
+        block = model.model.layers[1]
+        {"o_proj": block.self_attn.o_proj, "norm": model.model.norm}[where].weight.fill_(torch.nan)
+        with pytest.raises(NumericsError) as raised:
+            model(input_ids=ids[:, -1:], past_key_values=cache)
+        assert (raised.value.report.layer, raised.value.report.stage) == (layer, stage)
+
+
+def test_a_failure_of_the_cpu_ends_the_step_and_the_next_one_works(monkeypatch):
+    plain, ids = plain_model(), models.tokens(1, 8)
+    with offload(plain, SOME) as offloaded, torch.no_grad():
+        model, cache = offloaded.model, DynamicCache(config=plain.config)
+        model(ids[:, :6], past_key_values=cache)
+        model(input_ids=ids[:, 6:7], past_key_values=cache)
+        step = model.forward._step
+        args = step._experts._layers[0].experts.contents
+        intermediate, args.slots = args.slots, 99
+        with pytest.raises((ValueError, RuntimeError)):
+            model(input_ids=ids[:, 7:8], past_key_values=cache)
+        args.slots = intermediate
+        after = model(input_ids=ids[:, 7:8], past_key_values=cache).logits
+        assert torch.isfinite(after).all()
