@@ -39,8 +39,8 @@ def offload(plain, count, **options):
 def recorded(offloaded, count):
     """Whether the last steps were recorded, with all experts on the device or without."""
     step = offloaded.model.forward._step
-    assert step is not None and step._recording is not None, offloaded.model.forward.why_not
-    return step._experts.asks is (count is not ALL)
+    assert step is not None and step.recording is not None, offloaded.model.forward.why_not
+    return (step.experts.serving is None) is (count is ALL)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,6 +52,23 @@ def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
     with offload(plain, ALL if count is ALL else SOME * layers // 2, **options) as offloaded:
         assay.check(target(offloaded, plain, models.tokens(2)), probes=["values", "ensemble"])
         assert recorded(offloaded, count)
+
+
+def test_a_model_that_is_not_described_is_recorded_with_its_own_modules():
+    plain = plain_model(mlp_only_layers=[0], tie_word_embeddings=False)
+    with offload(plain, ALL) as offloaded:
+        assay.check(target(offloaded, plain, models.tokens(2)), probes=["values", "ensemble"])
+        assert recorded(offloaded, ALL)
+
+
+@pytest.mark.parametrize(
+    "family, reason", [("deepseek_v3", "changes keys after they are cached"), ("gpt_oss", "its attention has s_aux")]
+)
+def test_attention_that_a_recording_cannot_compute_runs_as_the_model_has_it(family, reason):
+    plain = plain_model(family)
+    with offload(plain, ALL) as offloaded:
+        assert_same_text(plain, offloaded.model, models.tokens(2))
+        assert reason in offloaded.model.forward.why_not
 
 
 @pytest.mark.parametrize("count", [ALL, SOME])
@@ -75,8 +92,8 @@ def test_the_same_text_has_the_same_bits_and_reuses_the_recording():
             for _ in range(2):
                 bits.append(continued(offloaded.model, ids, 4))
                 step = offloaded.model.forward._step
-                recording = step._recording
-            assert step._recording is recording
+                recording = step.recording
+            assert step.recording is recording
     assert torch.equal(bits[0], bits[2]) and torch.equal(bits[1], bits[3])
 
 
@@ -100,7 +117,7 @@ def test_a_failure_of_the_cpu_ends_the_step_and_the_next_one_works(monkeypatch):
         model(ids[:, :6], past_key_values=cache)
         model(input_ids=ids[:, 6:7], past_key_values=cache)
         step = model.forward._step
-        args = step._experts._layers[0].experts.contents
+        args = step.experts.serving._layers[0].experts.contents
         intermediate, args.slots = args.slots, 99
         with pytest.raises((ValueError, RuntimeError)):
             model(input_ids=ids[:, 7:8], past_key_values=cache)

@@ -17,7 +17,7 @@ from .observe.statistics import Counts, Stats
 from .observe.trace import Trace
 
 
-class Step(Protocol):
+class CountedStep(Protocol):
     """A recorded step over the engine's experts."""
 
     def settle(self) -> None: ...
@@ -36,7 +36,7 @@ class EngineReports:
     _transport: tuple[str, str]
     _runs_ahead: bool
     _number: int
-    steps: list[Step]  # recorded steps, which count by themselves
+    steps: list[CountedStep]  # recorded steps, which count by themselves
 
     @property
     def device_lanes(self) -> DeviceLanes | None:

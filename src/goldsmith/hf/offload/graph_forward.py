@@ -74,11 +74,14 @@ def attention(
 
 
 class GraphForward(StepForward):
-    """`model.forward` of a model whose engine is on a GPU: a recorded step, and the model's own forward for the rest."""
+    """`model.forward` of a model on a GPU: a recorded step, and the model's own forward for the rest."""
 
     def __init__(self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine) -> None:
         super().__init__(model, experts, engine)
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+        self._graph: GraphStep | None = None
+        self._refused: tuple[tuple[object, ...], str] | None = None  # a key, and why it cannot be recorded
+        self._depth = model.config.get_text_config().num_hidden_layers
         self._configs = {
             id(config): config
             for config in (getattr(module, "config", None) for module in model.modules())
@@ -88,7 +91,7 @@ class GraphForward(StepForward):
     def stepper(self, cache: DynamicCache, mask: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
         rows = len(mask)
         buffers = self._adopted(cache, rows, torch.nn.functional.pad(mask, (0, 1), value=1))
-        if buffers is None or self._step is None:
+        if buffers is None or self._graph is None:
             raise RuntimeError("offload: the model's cache has layers that a recorded step cannot continue")
         buffers.reserve(buffers.length + steps)
 
@@ -96,11 +99,10 @@ class GraphForward(StepForward):
             nonlocal buffers
             if buffers is None or not buffers.shared:  # the step before ran as the model's own forward
                 buffers = self._adopted(cache, rows, mask_of(starts, cache.get_seq_length() + 1))
+            options = {"input_ids": tokens.view(rows, 1), "past_key_values": cache}
             if buffers is None:
-                raise RuntimeError("offload: the model's cache has layers that a recorded step cannot continue")
-            return self._stepped(
-                {"input_ids": tokens.view(rows, 1), "past_key_values": cache}, buffers, self._step
-            ).logits[:, -1].float()  # fmt: skip
+                return self._by_modules(options, starts).logits[:, -1].float()
+            return self._stepped(options, buffers, self._graph).logits[:, -1].float()
 
         starts = buffers.starts
         return run
@@ -110,21 +112,26 @@ class GraphForward(StepForward):
 
     def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: Any) -> Any:
         if self._engine.watched:
-            return self._by_modules(options, cache)
+            return self._by_modules(options, cache.starts)
         try:
             logits = step(options["input_ids"], cache)
         except NotFinite:
-            return self._by_modules(options, cache)
+            return self._by_modules(options, cache.starts)
+        except NotDescribed as reason:  # known only once the modules run
+            self._refused = self._key, str(reason)
+            self._forget(str(reason))
+            return self._by_modules(options, cache.starts)
         return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
 
-    def _by_modules(self, options: Mapping[str, Any], cache: StepCache) -> Any:
+    def _by_modules(self, options: Mapping[str, Any], starts: Tensor) -> Any:
         """The step by the model's own forward, whose engine says where numbers stop being finite."""
-        ids, engine = options["input_ids"].to(self._engine.device), self._engine
+        ids, engine, cache = options["input_ids"].to(self._engine.device), self._engine, options["past_key_values"]
+        length = cache.get_seq_length()
         engine.begin_forward(len(ids), 1)
         outputs = self._plain(
-            input_ids=ids, past_key_values=options["past_key_values"], use_cache=True,
-            attention_mask=mask_of(cache.starts, cache.length + 1).to(ids.device),
-            position_ids=(cache.length - cache.starts)[:, None].to(ids.device),
+            input_ids=ids, past_key_values=cache, use_cache=True,
+            attention_mask=mask_of(starts, length + 1).to(ids.device),
+            position_ids=(length - starts)[:, None].to(ids.device),
         )  # fmt: skip
         engine.end_forward(outputs.logits[:, -1])
         return outputs
@@ -134,14 +141,17 @@ class GraphForward(StepForward):
         try:
             self._check()
             run, key = self._runner()
+            if self._refused is not None and self._refused[0] == key:
+                raise NotDescribed(self._refused[1])
         except NotDescribed as reason:
             self._forget(str(reason))
             return False
-        if self._step is None or self._key != key:
+        if self._graph is None or self._key != key:
             self._forget("")
             config = self._model.config.get_text_config()
             k = getattr(config, "num_experts_per_tok", None) or config.top_k_experts
-            self._step, self._key = GraphStep(engine, run, k, self._model.dtype), key
+            self._graph = self._step = GraphStep(engine, run, k, self._model.dtype)
+            self._key = key
         return True
 
     def _runner(self) -> tuple[Callable[[StepInputs], Tensor], tuple[object, ...]]:
@@ -154,9 +164,10 @@ class GraphForward(StepForward):
         return GraphModel(self._engine, model), model.key
 
     def _forget(self, why: str) -> None:
-        if isinstance(self._step, GraphStep):
-            self._step.close()
-        self._step, self.why_not = None, why
+        if self._graph is not None:
+            self._graph.close()
+        self._graph = self._step = None
+        self.why_not = why
 
     def _check(self) -> None:
         """Raises NotDescribed if the model or its engine has no recorded step."""
@@ -190,6 +201,14 @@ class GraphForward(StepForward):
 
     def _run(self, inputs: StepInputs) -> Tensor:
         """The logits [rows, vocabulary] of the model's own modules over the buffers."""
+        try:
+            return self._logits(inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # for example, modules that read numbers of the device cannot be recorded
+            raise NotDescribed(f"its modules cannot be recorded: {error}") from error
+
+    def _logits(self, inputs: StepInputs) -> Tensor:
         cache = Cache(layers=[WritingLayer(inputs, index) for index in range(len(inputs.keys))])
         token = _INPUTS.set(inputs)
         try:
@@ -200,7 +219,8 @@ class GraphForward(StepForward):
                 )  # fmt: skip
         finally:
             _INPUTS.reset(token)
-        return outputs.logits[:, -1]
+        logits: Tensor = outputs.logits[:, -1]
+        return logits
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:

@@ -23,8 +23,9 @@ from .decoder import NotDescribed, described
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ...offload.decoding._native import DecodeStep
     from ...offload.engine import Engine
+
+Step = Callable[[Tensor, StepCache], Tensor]  # the logits of the tokens' successors
 
 # keywords of a forward that the step knows; any other that is not None or False belongs to the model's own forward
 KNOWN = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position",
@@ -80,8 +81,9 @@ class StepForward:
 
     def __init__(self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine) -> None:
         self._model, self._experts, self._engine = model, experts, engine
-        self._step: DecodeStep | None = None
+        self._step: Step | None = None
         self._key: tuple[object, ...] = ()
+        self._depth = len(experts)  # layers of a cache
         self.why_not = "no token was generated yet"
         functools.update_wrapper(self, self._plain)  # `generate` reads the signature
 
@@ -120,7 +122,7 @@ class StepForward:
 
         return run
 
-    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: DecodeStep) -> Any:
+    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: Step) -> Any:
         logits = step(options["input_ids"], cache)
         return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
 
@@ -147,7 +149,7 @@ class StepForward:
 
     def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         """Moves the cache's tensors into buffers of the step."""
-        if not self._prepared() or len(cache.layers) != len(self._experts):
+        if not self._prepared() or len(cache.layers) != self._depth:
             return None
         layers: list[Any] = [layer for layer in cache.layers if type(layer) in (DynamicLayer, BufferedLayer)]
         if len(layers) < len(cache.layers) or not all(layer.get_seq_length() for layer in layers):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ class NotFinite(ArithmeticError):
 class StepInputs:
     """What a step reads and where it writes: the same tensors in every launch
 
-    tokens      [rows, 1]; positions [rows, 1]: of the tokens in their own sequences
-    last        [1]: the position of the tokens in the cache; starts [rows]: where each sequence begins there
+    tokens   [rows, 1]; positions [rows, 1]: of the tokens in their own sequences
+    last     [1]: the position of the tokens in the cache; starts [rows]: where each sequence begins there
     """
 
     tokens: Tensor
@@ -36,22 +35,20 @@ class StepInputs:
     values: Sequence[Tensor]
 
 
+Run = Callable[[StepInputs], Tensor]
+
+
 class GraphStep:
     """logits [rows, vocabulary] = step(tokens [rows], cache): computes the tokens' layers and appends them to the cache
 
     run(inputs) -> logits computes the model with the engine's experts; it is recorded, and runs again with every step.
-    experts_per_token, dtype: of the model. Raises NotFinite if `guarded`. Not for several threads at once.
+    experts_per_token, dtype: of the model. Raises NotFinite unless guard="off". Not for several threads at once.
     """
 
-    def __init__(
-        self, engine: Engine, run: Callable[[StepInputs], Tensor], experts_per_token: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, engine: Engine, run: Run, experts_per_token: int, dtype: torch.dtype) -> None:
         self.engine, self._run, self._k, self._dtype = engine, run, experts_per_token, dtype
-        self._cache: weakref.ref[StepCache] | None = None
-        self._rows, self._capacity = -1, -1
-        self._experts: GraphExperts | None = None
-        self._recording: Any = None
-        self.guarded = engine.settings.guard != "off"
+        self.experts: GraphExperts | None = None
+        self.recording: RecordedStep | None = None
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
         """The logits of the tokens' successors, in the model's dtype."""
@@ -59,100 +56,104 @@ class GraphStep:
         return self.engine.exclusively(self._step, tokens, cache)
 
     def _step(self, tokens: Tensor, cache: StepCache) -> Tensor:
-        if self._cache is None or self._cache() is not cache or self._capacity != cache.capacity:
-            if not self._moved(cache):
-                self._record(cache)
-        experts, recording = self._experts, self._recording
-        self._host[: self._rows] = tokens.view(-1)
-        self._numbers[self._rows] = cache.length
-        self._numbers[self._rows + 1 :] = cache.length - self._starts
-        experts.load()
-        recording.launch()
-        try:
-            if experts.asks:
-                experts.serve()
-        finally:
-            recording.wait()
-        fine = experts.finish()
-        if self.guarded and not (fine and self._finite[0]):
-            raise NotFinite("a step's numbers are not finite")
-        cache.length += 1
-        return self._logits.clone()
+        recording = self.recording
+        if recording is None or not recording.continues(cache):
+            recording = self._record(cache)
+        return recording.step(tokens, cache)
 
-    def _moved(self, cache: StepCache) -> bool:
-        """Moves another cache into the buffers of the recording, if they are free and large enough."""
-        free = self._cache is not None and self._cache() is None and self._recording is not None
-        if not free or cache.rows != self._rows or cache.capacity > self._capacity:
-            return False
-        inputs = self._inputs
-        for there, own in ((inputs.keys, cache.keys), (inputs.values, cache.values)):
-            for i, buffer in enumerate(there):
-                buffer[:, :, : cache.length] = own[i][:, :, : cache.length]
-                own[i] = buffer
-        inputs.starts.copy_(cache.starts)
-        self._starts, cache.capacity = cache.starts.numpy(), self._capacity
-        self._cache = weakref.ref(cache)
-        return True
-
-    def _record(self, cache: StepCache) -> None:
-        """Records the step over the buffers of this cache."""
-        self._close_recording()
-        if cache.rows != self._rows:
+    def _record(self, cache: StepCache) -> RecordedStep:
+        if self.experts is None or self.experts.tokens != cache.rows:
             self.close()
-            self._experts = GraphExperts(self.engine, cache.rows, self._k, self._dtype)
+            self.experts = GraphExperts(self.engine, cache.rows, self._k, self._dtype)
             self.engine.steps.append(self)
-            self._rows = cache.rows
-            self._allocate(self._experts)
-        experts, rows = self._experts, self._rows
-        there = self._there
-        self._starts = cache.starts.numpy()
-        inputs = StepInputs(
-            there[:rows].view(rows, 1), there[rows + 1 :].view(rows, 1), there[rows : rows + 1],
-            cache.starts.to(there.device, copy=True), tuple(cache.keys), tuple(cache.values),
-        )  # fmt: skip
-        self._inputs = inputs
-        self._numbers[rows] = cache.length  # the rehearsal writes where the step will
-
-        def run() -> None:
-            there.copy_(self._host, non_blocking=True)
-            token = begin_recording(experts)
-            try:
-                with torch.no_grad():
-                    logits = self._run(inputs)
-            finally:
-                end_recording(token)
-            self._logits = logits
-            if self.guarded:
-                self._finite_there.copy_(torch.isfinite(logits).all())
-                self._finite_here.copy_(self._finite_there, non_blocking=True)
-
-        self._recording = experts.machine.record(run, lambda: experts.rehearse(run))
-        experts.forget_rehearsal()
-        self._cache, self._capacity = weakref.ref(cache), cache.capacity
-
-    def _allocate(self, experts: GraphExperts) -> None:
-        with torch.inference_mode(False):
-            self._host = experts.host((2 * self._rows + 1,), torch.int64)
-            self._there = torch.zeros(2 * self._rows + 1, dtype=torch.int64, device=experts.machine.device)
-            self._finite_here = experts.host((1,), torch.bool)
-            self._finite_there = torch.zeros(1, dtype=torch.bool, device=experts.machine.device)
-        self._numbers, self._finite = self._host.numpy(), self._finite_here.numpy()
-
-    def _close_recording(self) -> None:
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.close()
+        elif self.recording is not None:
+            self.recording.close()
+        self.recording = RecordedStep(self.experts, self._run, cache)
+        return self.recording
 
     def settle(self) -> None:
         """Adds what the steps have counted to the engine's counters."""
-        if self._experts is not None:
-            self._experts.settle()
+        if self.experts is not None:
+            self.experts.settle()
 
     def close(self) -> None:
         """Frees the recording; the next step records again."""
-        self._close_recording()
-        experts, self._experts, self._cache, self._rows = self._experts, None, None, -1
+        recording, experts, self.recording, self.experts = self.recording, self.experts, None, None
+        if recording is not None:
+            recording.close()
         if experts is not None:
             experts.settle()
             experts.close()
             self.engine.steps.remove(self)
+
+
+class RecordedStep:
+    """A recording over the buffers of one cache; later it may take over another cache, if the first one is gone."""
+
+    def __init__(self, experts: GraphExperts, run: Run, cache: StepCache) -> None:
+        rows, device = cache.rows, experts.machine.device
+        self.experts, self._capacity, self._cache = experts, cache.capacity, weakref.ref(cache)
+        self._guarded = experts.engine.settings.guard != "off"
+        with torch.inference_mode(False):
+            here = experts.host((2 * rows + 1,), torch.int64)  # tokens, the cache's length, positions
+            there = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
+            finite_here = experts.host((1,), torch.bool)
+            finite_there = torch.zeros(1, dtype=torch.bool, device=device)
+        self._here, self._numbers, self._finite = here, here.numpy(), finite_here.numpy()
+        self._starts = cache.starts.numpy()
+        self.inputs = StepInputs(
+            there[:rows].view(rows, 1), there[rows + 1 :].view(rows, 1), there[rows : rows + 1],
+            cache.starts.to(device, copy=True), tuple(cache.keys), tuple(cache.values),
+        )  # fmt: skip
+        self._numbers[rows] = cache.length  # the rehearsal writes where the step will
+
+        def work() -> None:
+            there.copy_(here, non_blocking=True)
+            token = begin_recording(experts)
+            try:
+                with torch.no_grad():
+                    self._logits = run(self.inputs)
+            finally:
+                end_recording(token)
+            if self._guarded:
+                finite_there.copy_(torch.isfinite(self._logits).all())
+                finite_here.copy_(finite_there, non_blocking=True)
+
+        self._work = experts.machine.record(work, lambda: experts.rehearse(work))
+        experts.forget_rehearsal()
+
+    def continues(self, cache: StepCache) -> bool:
+        """Whether this recording is one of the cache; moves the cache into its buffers if they are free."""
+        now = self._cache()
+        if now is cache and self._capacity == cache.capacity:
+            return True
+        if now is not None or cache.rows != len(self._starts) or cache.capacity > self._capacity:
+            return False
+        for there, own in ((self.inputs.keys, cache.keys), (self.inputs.values, cache.values)):
+            for i, buffer in enumerate(there):
+                buffer[:, :, : cache.length] = own[i][:, :, : cache.length]
+                own[i] = buffer
+        self.inputs.starts.copy_(cache.starts)
+        self._starts, cache.capacity, self._cache = cache.starts.numpy(), self._capacity, weakref.ref(cache)
+        return True
+
+    def step(self, tokens: Tensor, cache: StepCache) -> Tensor:
+        rows, experts, serving = cache.rows, self.experts, self.experts.serving
+        self._here[:rows] = tokens.view(-1)
+        self._numbers[rows] = cache.length
+        self._numbers[rows + 1 :] = cache.length - self._starts
+        experts.load()
+        self._work.launch()
+        try:
+            if serving is not None:
+                serving.serve()
+        finally:
+            self._work.wait()
+        fine = experts.finish()
+        if self._guarded and not (fine and self._finite[0]):
+            raise NotFinite("a step's numbers are not finite")
+        cache.length += 1
+        return self._logits.clone()
+
+    def close(self) -> None:
+        self._work.close()

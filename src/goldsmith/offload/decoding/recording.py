@@ -11,8 +11,8 @@ from torch import Tensor
 class Recorded(Protocol):
     """The experts of one engine in a recording."""
 
-    engine: object
-
+    @property
+    def engine(self) -> object: ...
     def call(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 
 
