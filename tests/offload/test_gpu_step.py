@@ -16,7 +16,7 @@ from goldsmith.offload import attach
 from hf import goldens, models
 from offload.test_graph_step import ALL, SOME, recorded
 from offload.test_step import EMBEDDING, FAMILIES, continued, plain_model
-from offload.whole_models import CALIBRATION, slots
+from offload.whole_models import CALIBRATION, assert_same_ids, greedy, slots
 
 pytestmark = pytest.mark.gpu
 
@@ -48,14 +48,23 @@ def target(offloaded, plain, ids):
     return assay.Target(ours, golden, cases=[case], name=f"a step of {plain.config.model_type}", backward=None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [ALL, SOME, 0], ids=["all on the device", "some", "none"])
-def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count, dtype):
-    plain = plain_model(family, dtype, tie_word_embeddings=False)
+def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
+    plain = plain_model(family, tie_word_embeddings=False)
     some = SOME * plain.config.num_hidden_layers // 2 if count is SOME else count
     with offload(copy.deepcopy(plain), gpu_budget=budget(plain, some)) as offloaded:
         assay.check(target(offloaded, plain, models.tokens(2)), probes=["values", "ensemble"])
+        assert recorded(offloaded, count)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [ALL, SOME, 0])
+def test_a_text_in_16_bits_is_the_plain_models(count, dtype):
+    plain, ids = plain_model(dtype=dtype), models.tokens()
+    with offload(copy.deepcopy(plain), gpu_budget=budget(plain, count)) as offloaded:
+        text = greedy(offloaded.model, ids.cuda(), 20)[0].cpu()
+        assert_same_ids(plain, text, ids, steps=20)
         assert recorded(offloaded, count)
 
 

@@ -11,9 +11,13 @@ import torch
 from transformers import DynamicCache
 
 from goldsmith import assay
+from goldsmith.assay.declare.case import Case
 from goldsmith.core import native
 from goldsmith.offload import attach
+from goldsmith.offload.decoding._triton import attend
+from goldsmith.offload.decoding._triton_dense import choose
 from goldsmith.offload.guard.report import NumericsError
+from goldsmith.offload.memory.machine import SimulatedMachine
 from hf import models
 from offload.test_device import Simulation
 from offload.test_step import FAMILIES, continued, plain_model, target
@@ -124,3 +128,72 @@ def test_a_failure_of_the_cpu_ends_the_step_and_the_next_one_works(monkeypatch):
         args.slots = intermediate
         after = model(input_ids=ids[:, 7:8], past_key_values=cache).logits
         assert torch.isfinite(after).all()
+
+
+def test_more_memory_leaves_the_cpu_less_work_and_changes_no_text():
+    plain, ids, work = plain_model(), models.tokens(1, 6), []
+    for options in ({"count": SOME, "lanes": "cpu"}, {"count": SOME}, {"count": SOME + 3}, {"count": ALL}):
+        with offload(plain, **options) as offloaded:
+            assert_same_text(plain, offloaded.model, ids, steps=24)
+            work.append(offloaded.stats().experts_cpu)
+    assert work == sorted(work, reverse=True) and work[0] > work[-1]
+
+
+def test_a_recording_that_asks_nothing_uses_no_word_of_the_host(monkeypatch):
+    """All experts on the device: a step has no wait, and the host answers nothing."""
+    plain, ids = plain_model(), models.tokens(1, 6)
+
+    def refused(*_):
+        raise AssertionError("a word was used")
+
+    with offload(plain, ALL) as offloaded, torch.no_grad():
+        cache = DynamicCache(config=plain.config)
+        offloaded.model(ids[:, :5], past_key_values=cache)
+        for name in ("write_word", "wait_for_word"):
+            monkeypatch.setattr(SimulatedMachine, name, refused)
+        offloaded.model(input_ids=ids[:, 5:], past_key_values=cache)
+        assert recorded(offloaded, ALL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_routers_choice_is_that_of_topk_with_the_lower_expert_at_a_tie(dtype):
+    scores = torch.randn(3, 6).to(dtype)
+    scores[1] = torch.tensor([1.0, 2.0, 2.0, 0.0, 2.0, 1.0])
+    ids, weights = choose(scores, 3, normalised=True, dtype=torch.float32)
+    probabilities = scores.float().softmax(-1)
+    order = torch.sort(probabilities, descending=True, stable=True)
+    assert torch.equal(ids, order.indices[:, :3])
+    wanted = order.values[:, :3].double()
+    case = Case("scores", lambda make: {"scores": make.normal(2, 6)}, {})
+    exact = assay.Target(
+        lambda scores: choose(scores, 3, normalised=True, dtype=torch.float32)[1],
+        lambda scores: (top := scores.softmax(-1).topk(3).values) / top.sum(-1, keepdim=True),
+        cases=[case], name="the router's weights", backward=None,
+    )  # fmt: skip
+    assay.check(exact, probes=["values", "ensemble"])
+    assert weights.shape == wanted.shape
+    ids, weights = choose(scores.fill_(torch.nan), 2, normalised=True, dtype=torch.float32)
+    assert torch.isnan(weights).all() and ids.tolist() == [[0, 1]] * 3
+
+
+@pytest.mark.parametrize("last", [0, 5, 127, 128, 300])
+def test_attention_over_the_cache_is_softmax_of_its_positions(last):
+    """One head of values is narrower than the keys, and a sequence begins after the first part."""
+    heads, group, width, values, capacity = 2, 3, 24, 16, 384
+    starts = torch.tensor([0, min(last, 130)])
+
+    def golden(q, k, v):
+        k, v = (t[:, :, : last + 1].repeat_interleave(group, 1) for t in (k, v))
+        scores = torch.einsum("bhd,bhnd->bhn", q, k) * width**-0.5
+        scores = scores.masked_fill((torch.arange(last + 1) < starts[:, None])[:, None], -torch.inf)
+        return torch.einsum("bhn,bhnd->bhd", scores.softmax(-1), v)
+
+    def draw(make):
+        shapes = {"q": (2, heads * group, width), "k": (2, heads, capacity, width), "v": (2, heads, capacity, values)}
+        return {name: make.normal(*shape) for name, shape in shapes.items()}
+
+    def ours(q, k, v):
+        return attend(q, k, v, torch.tensor([last]), starts, width**-0.5)
+
+    target = assay.Target(ours, golden, cases=[Case("cache", draw, {})], name="attention of a step", backward=None)
+    assay.check(target, probes=["values", "ensemble"])

@@ -51,7 +51,8 @@ class GraphExperts:
             self._tiles = torch.zeros(3, routes, dtype=torch.int32, **on)
             self._tiles[1] = torch.arange(routes, dtype=torch.int32, **on)
             self._place = torch.zeros(tokens, k, dtype=torch.int32, **on)
-        costs = getattr(engine.calibration, "costs", None)
+        # with lanes="cpu" the device computes no expert, so it is sent none
+        costs = getattr(engine.calibration, "costs", None) if self._base() is not None else None
         self.residency = Residency(self.layers, engine.caches, self.table.numpy(), costs)
         self._counted = np.zeros((len(self.layers), wide), dtype=np.int64)
         self.serving = None

@@ -18,7 +18,7 @@ from ..memory.slots import Slot
 from ..planning.costs import Costs
 
 SHARE = 0.25  # of the CPU's time, in which the link copies experts
-LAYERS = 8  # layers whose uses are read after a step: 10 us each
+EVERY = 8  # a layer's uses are read after so many steps: 10 us each
 _MOST = 4.0  # copies that may be saved up
 AGAIN = 2  # uses since the layer was read last, after which an expert is worth a copy
 
@@ -35,11 +35,11 @@ class Residency:
     table: np.ndarray
     costs: Costs | None
     credit: float = 0.0
-    turn: int = 0
     # copies (layer's row, expert, slot) that began after the last step, and after the one before
     begun: list[tuple[int, int, Slot]] = field(default_factory=list)
     coming: list[tuple[int, int, Slot]] = field(default_factory=list)
     _seen: np.ndarray = field(init=False)
+    _turn: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self._seen = np.zeros(self.table.shape, dtype=np.int64)
@@ -64,7 +64,8 @@ class Residency:
         """
         arrived, self.coming, self.begun = self.coming, self.begun, []
         for row, expert, slot in arrived:
-            self.table[row, expert] = slot.index
+            if slot.owner == (self.layers[row], expert):  # it may have been evicted again
+                self.table[row, expert] = slot.index
         return [slot for _, _, slot in arrived] if arrived or self.coming else None
 
     def choose(self, uses: np.ndarray, on_cpu: int) -> list[tuple[int, int, Slot]]:
@@ -77,8 +78,8 @@ class Residency:
             return []
         spent = on_cpu * float(np.interp(1.0, *self.costs.cpu))
         self.credit = min(_MOST, self.credit + SHARE * spent * self.costs.link_bytes_per_s / self.costs.expert_bytes)
-        for _ in range(min(LAYERS, len(self.layers))):
-            row = self.turn = (self.turn + 1) % len(self.layers)
+        self._turn = (self._turn + 1) % EVERY
+        for row in range(self._turn, len(self.layers), EVERY):
             self._visit(row, uses[row])
         return self.begun
 
