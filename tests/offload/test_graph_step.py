@@ -197,3 +197,13 @@ def test_attention_over_the_cache_is_softmax_of_its_positions(last):
 
     target = assay.Target(ours, golden, cases=[Case("cache", draw, {})], name="attention of a step", backward=None)
     assay.check(target, probes=["values", "ensemble"])
+
+
+def test_a_copied_model_steps_with_its_own_weights():
+    plain, ids = plain_model(), models.tokens(1, 6)
+    with offload(plain, ALL) as offloaded:
+        before, other = continued(offloaded.model, ids), copy.deepcopy(offloaded.model)
+        with torch.no_grad():
+            other.lm_head.weight.mul_(2)
+        assert torch.equal(continued(other, ids), 2 * before) and torch.equal(continued(offloaded.model, ids), before)
+        assert recorded(offloaded, ALL) and other.forward._step is not offloaded.model.forward._step

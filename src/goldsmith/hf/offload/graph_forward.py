@@ -6,6 +6,7 @@ attention reads their lengths from memory. So one recording serves every length 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -81,12 +82,15 @@ class GraphForward(StepForward):
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
         self._graph: GraphStep | None = None
         self._refused: tuple[tuple[object, ...], str] | None = None  # a key, and why it cannot be recorded
-        self._depth = model.config.get_text_config().num_hidden_layers
-        self._configs = {
-            id(config): config
-            for config in (getattr(module, "config", None) for module in model.modules())
-            if config is not None and hasattr(config, "_attn_implementation_internal")
-        }
+
+    @functools.cached_property
+    def _configs(self) -> dict[int, Any]:
+        """The configs that name an attention; the model of a copy has them only once it is complete."""
+        configs = [getattr(module, "config", None) for module in self._model.modules()]
+        return {id(config): config for config in configs if hasattr(config, "_attn_implementation_internal")}
+
+    def _layers(self) -> int:
+        return int(self._model.config.get_text_config().num_hidden_layers)
 
     def stepper(self, cache: DynamicCache, mask: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
         rows = len(mask)

@@ -83,7 +83,6 @@ class StepForward:
         self._model, self._experts, self._engine = model, experts, engine
         self._step: Step | None = None
         self._key: tuple[object, ...] = ()
-        self._depth = len(experts)  # layers of a cache
         self.why_not = "no token was generated yet"
         functools.update_wrapper(self, self._plain)  # `generate` reads the signature
 
@@ -149,7 +148,7 @@ class StepForward:
 
     def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         """Moves the cache's tensors into buffers of the step."""
-        if not self._prepared() or len(cache.layers) != self._depth:
+        if not self._prepared() or len(cache.layers) != self._layers():
             return None
         layers: list[Any] = [layer for layer in cache.layers if type(layer) in (DynamicLayer, BufferedLayer)]
         if len(layers) < len(cache.layers) or not all(layer.get_seq_length() for layer in layers):
@@ -164,6 +163,10 @@ class StepForward:
         buffers = StepCache(keys, values, starts)
         cache.layers[:] = [BufferedLayer(buffers, index) for index in range(len(keys))]
         return buffers
+
+    def _layers(self) -> int:
+        """The layers of a cache."""
+        return len(self._experts)
 
     def _prepared(self) -> bool:
         """Whether there is a step for the model as it is now."""
@@ -185,7 +188,7 @@ class StepForward:
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepForward:
-        return StepForward(memo[id(self._model)], self._experts, self._engine)
+        return type(self)(memo[id(self._model)], self._experts, self._engine)
 
     def __reduce__(self) -> NoReturn:
         raise pickling_error()
