@@ -143,7 +143,7 @@ def line(row: Figures) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="512,256", metavar="H,I", help="of the layer (512,256)")
+    parser.add_argument("--sizes", default="256,128", metavar="H,I", help="of the layer (256,128)")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--levels", nargs="+", choices=native.LEVELS, help="the machine's from avx2 on")
     parser.add_argument("--tokens", type=int, help="of the text; all of it by default")

@@ -171,9 +171,11 @@ class ModelRun:
         """A loaded engine. Its memory is that of a process which runs the whole model."""
         process = peer.start(file, shape, self.precision, self.folder)
         try:
-            process.answer()
-            if peer.in_python and (note := process.ask("load")["note"]):
-                self.notes[peer.label] = note
+            ready = process.answer()
+            answer = process.ask("load") if peer.in_python else ready
+            notes = [answer.get("note"), peers.beyond(self.setting.level, ready.get("system", ""))]
+            if any(notes):
+                self.notes[peer.label] = "; ".join(filter(None, notes))
             if shape == self.shape:
                 self.measured[peer.label].watch(process)
         except BaseException:
@@ -205,7 +207,7 @@ class ModelRun:
             rounds(starts, self.measured, number, self.prompt, count, partial(step, "timing in turns"),
                    self._measure_reads, keep=keep)  # fmt: skip
             for label, peer in self.engines.items():
-                if peer.in_python and not self.measured[label].failed:
+                if peer.has_parts and not self.measured[label].failed:
                     step(f"where the time of {label} goes", 0)
                     self._divide(label, starts[label], loaded.get(label))
 

@@ -35,9 +35,9 @@ def earlier(file: str | None) -> list[GenerateRow]:
 
 
 def measured(planned: Sequence[GenerateRow], rows: Sequence[GenerateRow], rounds: int) -> list[GenerateRow] | None:
-    """The newest rows of exactly these engines, if all of them are whole; otherwise None."""
-    by_name = {_name(row): row for row in rows if row.note or (row.decode and row.decode.rounds >= rounds)}
-    whole = [by_name.get(_name(row)) for row in planned]
+    """The newest rows of exactly these engines, if all have all rounds; otherwise None."""
+    by_name = {_name(row): row for row in rows if row.decode and row.prompt and row.prompt.rounds >= rounds}
+    whole = [row if row.note else by_name.get(_name(row)) for row in planned]  # a note: it lacks this precision
     return None if None in whole else [row for row in whole if row is not None]
 
 

@@ -233,6 +233,8 @@ def test_a_format_that_a_peer_lacks_is_named_in_its_row():
     assert lacks(Precision("int4", "fp32")) == "it has no Q4_0 experts beside a dense part in fp32"
     row = GenerateRow("tiny", TINY.sizes, 2, "int4", "fp32", "transformers", "transformers", note="it has no Q4_0")
     assert list(remarks([row])) == ["transformers: it has no Q4_0."]
+    assert peers.beyond("avx2", "AVX = 1 | AVX512 = 1") == "built with AVX-512, the others are held to avx2"
+    assert peers.beyond("avx512", "AVX512 = 1") == peers.beyond("avx2", "AVX2 = 1") == ""
     # without the keyword of the loading functions, the dense part is float32, and the row says so
     assert peers.goldsmith(setting).dense(Precision("int4", "int4")) == "fp32"
 
@@ -332,7 +334,7 @@ def llama(tmp_path_factory):
 def test_the_runner_of_llama_splits_a_prompt_and_decodes(llama, tmp_path):
     # a context of 30 tokens, at most 8 in a call
     runner = EngineProcess("llama.cpp", [str(llama), "model.gguf", "1", "30", "8", "0", "0"], {}, tmp_path / "log")
-    assert runner.answer() == {"ready": True, "system": "none"}
+    assert runner.answer() == {"ready": True, "system": "none", "note": ""}
     assert runner.ask("prompt", "-", range(20))["seconds"] > 0
     answer = runner.ask("decode", 4, [7, 46])
     assert answer["ids"] == [47, 48, 49, 0, 1] and len(answer["seconds"]) == 4
@@ -340,4 +342,8 @@ def test_the_runner_of_llama_splits_a_prompt_and_decodes(llama, tmp_path):
     assert np.fromfile(tmp_path / "logits", np.float32).reshape(10, 50).argmax(1).tolist() == list(range(1, 11))
     with pytest.raises(EngineError, match=r"llama\.cpp: llama_decode failed"):
         runner.ask("prompt", "-", range(31))
+    runner.close()
+    # asked for a GPU, which the library cannot use
+    runner = EngineProcess("llama.cpp", [str(llama), "model.gguf", "1", "30", "8", "999", "1"], {}, tmp_path / "log")
+    assert runner.answer()["note"] == "built without a backend for GPUs: all of it runs on the CPU"
     runner.close()

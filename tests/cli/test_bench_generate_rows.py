@@ -60,6 +60,8 @@ def test_a_run_goes_on_after_the_rows_of_its_file(tmp_path):
     assert measured(planned, earlier(str(rows)), 3) == kept
     assert measured(planned, earlier(str(rows)), 4) is None  # fewer rounds than are asked for
     assert measured(planned, kept[:1], 3) is None
+    failed = replace(kept[1], decode=None, prompt=None, note="llama.cpp ended with signal 9")
+    assert measured(planned, [kept[0], failed], 3) is None
     assert measured([replace(planned[0], level="avx512"), planned[1]], kept, 3) is None
     rows.write_text(rows.read_text() + "{")  # the end of a run that was killed
     assert len(earlier(str(rows))) == 2

@@ -79,6 +79,7 @@ class Peer:
     start: Callable[[Path, Shape, Precision, Path], EngineProcess]
     dense: Callable[[Precision], str] = field(default=lambda precision: precision.dense)
     in_python: bool = True
+    has_parts: bool = True  # whether the time of a token can be divided
     gpu: Callable[[Shape, Precision], int | None] = field(default=lambda shape, precision: None)
     budget: int | None = None
     plan: str = ""
@@ -122,7 +123,7 @@ def torch_compile(setting: Setting) -> Peer:
             more["dense_format"] = precision.dense
         return _worker("torch.compile", setting, path, shape, precision, folder, compute=setting.compute, **more)
 
-    return replace(ours, name="torch.compile", label="torch.compile", start=start, plan="")
+    return replace(ours, name="torch.compile", label="torch.compile", start=start, plan="", has_parts=False)
 
 
 def transformers(setting: Setting) -> Peer:
@@ -190,7 +191,7 @@ def llama_cpp(setting: Setting) -> Peer:
     label = "llama.cpp" if setting.device == "cpu" else "llama.cpp, experts on the CPU"
     return Peer(
         "llama.cpp", label, lambda precision: None, arithmetic,
-        _llama_bytes, start, in_python=False, gpu=lambda shape, p: shape.outside_bytes(p.dense),
+        _llama_bytes, start, in_python=False, has_parts=False, gpu=lambda shape, p: shape.outside_bytes(p.dense),
     )  # fmt: skip
 
 
@@ -265,6 +266,13 @@ def _worker(
     if not on_cpu:
         environment |= levels(setting.level)
     return EngineProcess(name, command, environment, folder / f"{name}.log")
+
+
+def beyond(level: str, system: str) -> str:
+    """A note where llama.cpp's description of its build names AVX-512 and the engines in Python may not use it."""
+    if "AVX512 = 1" in system and native.LEVELS.index(level) < native.LEVELS.index("avx512"):
+        return f"built with AVX-512, the others are held to {level}"
+    return ""
 
 
 def levels(level: str) -> dict[str, str]:

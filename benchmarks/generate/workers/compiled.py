@@ -70,9 +70,6 @@ class CompiledEngine(GoldsmithEngine):
             seconds.append(time.perf_counter() - began)
         return seconds, tokens
 
-    def parts(self, ids: list[int], count: int) -> dict[str, float]:
-        raise NotImplementedError("a compiled step has no parts that could be timed")
-
     def _cache(self) -> Any:
         from transformers import StaticCache
 
