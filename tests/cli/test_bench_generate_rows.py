@@ -3,12 +3,16 @@
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
 pytest.importorskip("gguf", reason="comes with the extra hf")
 
+from benchmarks.generate import room
+from benchmarks.generate.engines import peers
+from benchmarks.generate.engines.peers import Precision, Setting
 from benchmarks.generate.engines.processes import EngineError
 from benchmarks.generate.model.shapes import SHAPES
 from benchmarks.generate.resume import earlier, measured
@@ -17,6 +21,7 @@ from benchmarks.generate.rules import judged
 from benchmarks.generate.tables import table
 from benchmarks.generate.turns import Measured, rounds
 from goldsmith.cli.terminal import Failure, console
+from goldsmith.core import native
 
 TINY = SHAPES["tiny"]
 
@@ -116,3 +121,35 @@ def test_the_table_is_80_columns_wide(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and max(map(len, lines)) <= 80
     assert "1,023 ±5 %" in lines[2] and "1.1 GiB (1.0 GiB)" in lines[2]
+
+
+def test_budgets_and_plans_reach_the_engine_on_a_gpu_and_decide_whether_all_are_loaded_at_once(monkeypatch, tmp_path):
+    options = []
+    monkeypatch.setattr(peers, "EngineProcess", lambda name, words, *_: options.append(json.loads(words[-1])))
+    setting = Setting(2, "cuda", 64, known=frozenset({"dense_format"}))
+    ours, plain = peers.goldsmith(setting, "4GiB", "cpu"), peers.accelerate(setting, "4GiB", 4 << 30)
+    ours.start(tmp_path, TINY, Precision("int4", "int4"), tmp_path)
+    assert [options[0].get(name) for name in ("budget", "lanes", "prefill", "dense_format")] == [
+        "4GiB",
+        "cpu",
+        "cpu",
+        None,
+    ]
+    assert (ours.label, ours.budget, ours.plan) == ("goldsmith, budget 4GiB, cpu", 4 << 30, "cpu")
+    assert ours.dense(Precision("int4", "int4")) == "fp32"  # packed dense layers are for CPUs
+
+    def together(*engines, gpu):
+        return room.fitted(TINY, Precision("bf16", "bf16"), engines, 64, tmp_path, gpu << 30).together
+
+    monkeypatch.setattr(room, "available", lambda: 8 << 30)
+    assert together(ours, plain, gpu=16) and not together(ours, plain, gpu=8)
+    assert not together(peers.goldsmith(setting, "auto"), gpu=80)  # takes all that is free
+
+
+def test_a_level_below_the_machines_holds_torch_as_well(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(gs_machine_level=lambda: 3))
+    assert peers.levels("avx2") == {
+        "GOLDSMITH_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    }  # fmt: skip
+    assert peers.levels("avx512") == {"GOLDSMITH_ISA": "avx512"} and peers.levels("avx512_vnni") == {}
