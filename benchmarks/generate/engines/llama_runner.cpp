@@ -143,7 +143,9 @@ int main(int count, char ** words) {
     if (!run.context) return 4;
     run.vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(run.model));
     run.most = llama_n_batch(run.context);
-    printf("{\"ready\": true, \"system\": \"%s\"}\n", llama_print_system_info());
+    bool alone = atoi(words[5]) && !llama_supports_gpu_offload();
+    printf("{\"ready\": true, \"system\": \"%s\", \"note\": \"%s\"}\n", llama_print_system_info(),
+           alone ? "built without a backend for GPUs: all of it runs on the CPU" : "");
     fflush(stdout);
     for (std::string line; std::getline(std::cin, line);) {
         std::istringstream parts(line);

@@ -11,8 +11,18 @@ from torch import Tensor, nn
 
 from benchmarks.peers.kt_kernel import CLASSES, library, most_workers, pool, silent
 
+from .plain import DTYPES, TransformersEngine, plain_model
+
 NAMES = ("gate", "up", "down")
 SLOTS = 32  # its calls take a multiple of this many tokens
+
+
+class KtKernelEngine(TransformersEngine):
+    """transformers' model with the experts computed by kt-kernel's C++ classes."""
+
+    def load(self) -> str:
+        self.model = plain_model(self.options, DTYPES[self.options["dtype"]], "eager", experts=False)
+        return put_into(self.model, Path(self.options["path"]), self.options)
 
 
 class KtExperts(nn.Module):

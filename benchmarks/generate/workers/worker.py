@@ -1,4 +1,4 @@
-"""The child process of an engine in Python: `python -m benchmarks.generate.worker ENGINE OPTIONS`, with JSON options.
+"""The child process of an engine: `python -m benchmarks.generate.workers.worker ENGINE OPTIONS`, with JSON options.
 
 One command a line on stdin, one line of JSON on stdout for each; ends at the end of stdin.
 
@@ -13,12 +13,22 @@ golden FILE,PACKS ID...   logits in float64; random FILE,SEED,ARITHMETIC ID...: 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+ENGINES = {
+    "goldsmith": "ours:GoldsmithEngine",
+    "torch.compile": "compiled:CompiledEngine",
+    "transformers": "plain:TransformersEngine",
+    "accelerate": "split:AccelerateEngine",
+    "kt-kernel": "kt_experts:KtKernelEngine",
+    "golden": "golden:GoldenEngine",
+}
 
 
 def main() -> None:
@@ -33,10 +43,9 @@ def main() -> None:
     spin_briefly()
     import torch
 
-    from .engines import ENGINES
-
     torch.set_num_threads(int(threads))
-    engine = ENGINES[sys.argv[1]](options)
+    module, _, name = ENGINES[sys.argv[1]].partition(":")
+    engine = getattr(importlib.import_module(f".{module}", __package__), name)(options)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         verb, word, *numbers = line.split()
@@ -81,7 +90,7 @@ def die_with_parent() -> None:
             sys.exit("the parent has ended")
 
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 if __name__ == "__main__":
     main()

@@ -66,8 +66,11 @@ class Shape:
 
     def file_bytes(self, format: str, dense: str) -> int:
         """Bytes of the model's file."""
-        per_layer = self.experts_bytes(format) + self.dense_bytes(dense)
-        return self.layers * per_layer + (1 if self.tied else 2) * self.head_bytes(dense)
+        return self.layers * self.experts_bytes(format) + self.outside_bytes(dense)
+
+    def outside_bytes(self, format: str) -> int:
+        """Bytes of everything but the experts."""
+        return self.layers * self.dense_bytes(format) + (1 if self.tied else 2) * self.head_bytes(format)
 
     def read_bytes(self, format: str, dense: str) -> int:
         """Bytes of weights that one token reads: k experts of each layer, the attention, routers and the head."""

@@ -8,17 +8,27 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from goldsmith.core import native
+from goldsmith.offload.settings import parse_budget
+
+from ..model.shapes import Shape
 from .arithmetic import Arithmetic
 from .llama import BATCH, Llama, NoLlama
 from .processes import EngineProcess
-from .shapes import Shape
 
-OURS = "goldsmith"
-ROOT = Path(__file__).resolve().parents[2]
+OURS, AUTO = "goldsmith", "auto"
+# the engine's keywords for --plan; all but auto are fixed
+PLANS: dict[str, dict[str, str]] = {
+    AUTO: {},
+    "cpu": {"lanes": "cpu", "prefill": "cpu"},
+    "copied": {"lanes": "copied", "prefill": "stream"},
+    "uncached": {"cache": "none"},
+}
+ROOT = Path(__file__).resolve().parents[3]
 FLOATS = ("bf16", "fp32")
 ROWS = {"int4": "q8", "int8": "q8", "bf16": "bf16", "fp32": "fp32"}  # what llama.cpp's products round inputs to
 
@@ -46,6 +56,7 @@ class Setting:
     device: str
     context: int
     compute: str | None = None
+    level: str = ""  # the highest instruction level of the engines in Python
     known: frozenset[str] = frozenset()  # keywords that goldsmith's loading functions take
     llama: Llama | None = None
     runner: Path | None = None
@@ -53,10 +64,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Peer:
-    """One engine, or one budget of it.
+    """One engine, or one budget or plan of it.
 
     lacks      why it cannot run a precision, or None
     weights    bytes of its weights in memory
+    gpu        bytes of its weights on the GPU; None: all memory there
     """
 
     name: str
@@ -67,10 +79,14 @@ class Peer:
     start: Callable[[Path, Shape, Precision, Path], EngineProcess]
     dense: Callable[[Precision], str] = field(default=lambda precision: precision.dense)
     in_python: bool = True
+    has_parts: bool = True  # whether the time of a token can be divided
+    gpu: Callable[[Shape, Precision], int | None] = field(default=lambda shape, precision: None)
+    budget: int | None = None
+    plan: str = ""
 
 
-def goldsmith(setting: Setting, budget: str = "0") -> Peer:
-    packs = "dense_format" in setting.known
+def goldsmith(setting: Setting, budget: str = "0", plan: str = AUTO) -> Peer:
+    packs = "dense_format" in setting.known and setting.device == "cpu"
 
     def dense(precision: Precision) -> str:
         return precision.dense if packs or precision.dense in FLOATS else "fp32"
@@ -81,16 +97,33 @@ def goldsmith(setting: Setting, budget: str = "0") -> Peer:
         return Arithmetic(precision.dtype, rows, "fp32", packs="" if packed in FLOATS else packed)
 
     def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
-        more: dict[str, Any] = {"budget": "auto" if budget == "auto" else budget, "format": precision.format}
-        if precision.dense not in FLOATS:
+        more: dict[str, Any] = {"budget": budget, "format": precision.format, **PLANS[plan]}
+        if packs and precision.dense not in FLOATS:
             more["dense_format"] = precision.dense
         return _worker(OURS, setting, path, shape, precision, folder, compute=setting.compute, **more)
 
-    label = OURS if setting.device == "cpu" else f"{OURS}, budget {budget}"
+    label, size = OURS, parse_budget(budget)
+    if setting.device != "cpu":
+        label += f", budget {budget}" + ("" if plan == AUTO else f", {plan}")
     return Peer(
         OURS, label, lambda precision: None, arithmetic,
         lambda shape, p: shape.file_bytes(p.format, dense(p)), start, dense,
+        gpu=lambda shape, p: None if size is None else size + shape.outside_bytes(dense(p)),
+        budget=None if setting.device == "cpu" else size, plan="" if setting.device == "cpu" else plan,
     )  # fmt: skip
+
+
+def torch_compile(setting: Setting) -> Peer:
+    """goldsmith's experts and packed layers as operators in transformers' model, under torch.compile."""
+    ours = goldsmith(setting)
+
+    def start(path: Path, shape: Shape, precision: Precision, folder: Path) -> EngineProcess:
+        more: dict[str, Any] = {"budget": "0", "format": precision.format}
+        if precision.dense not in FLOATS:
+            more["dense_format"] = precision.dense
+        return _worker("torch.compile", setting, path, shape, precision, folder, compute=setting.compute, **more)
+
+    return replace(ours, name="torch.compile", label="torch.compile", start=start, plan="", has_parts=False)
 
 
 def transformers(setting: Setting) -> Peer:
@@ -99,7 +132,8 @@ def transformers(setting: Setting) -> Peer:
 
 
 def accelerate(setting: Setting, budget: str, budget_bytes: int) -> Peer:
-    return _of_transformers("accelerate", f"accelerate, budget {budget}", setting, budget_bytes=budget_bytes)
+    peer = _of_transformers("accelerate", f"accelerate, budget {budget}", setting, budget_bytes=budget_bytes)
+    return replace(peer, budget=budget_bytes, gpu=lambda shape, p: budget_bytes + shape.outside_bytes(p.dense))
 
 
 def _of_transformers(name: str, label: str, setting: Setting, **more: Any) -> Peer:
@@ -157,7 +191,7 @@ def llama_cpp(setting: Setting) -> Peer:
     label = "llama.cpp" if setting.device == "cpu" else "llama.cpp, experts on the CPU"
     return Peer(
         "llama.cpp", label, lambda precision: None, arithmetic,
-        _llama_bytes, start, in_python=False,
+        _llama_bytes, start, in_python=False, has_parts=False, gpu=lambda shape, p: shape.outside_bytes(p.dense),
     )  # fmt: skip
 
 
@@ -188,12 +222,15 @@ def missing(name: str, setting: Setting, llama: Path | None) -> str | None:
         from benchmarks.peers import kt_kernel
 
         return kt_kernel.missing() or (None if setting.device == "cpu" else "it is timed on a CPU only")
+    if name == "torch.compile":
+        return None if setting.device == "cpu" else "its step is compiled for a CPU only"
     if importlib.util.find_spec(name) is None:
         return f"{name} is not installed (pip install {name})"
     return None
 
 
 PEERS = ("llama.cpp", "transformers", "kt-kernel", "accelerate")
+ON_REQUEST = ("torch.compile",)  # not timed by default: compiling takes minutes
 
 
 def versions(names: Sequence[str], setting: Setting) -> dict[str, str]:
@@ -201,7 +238,7 @@ def versions(names: Sequence[str], setting: Setting) -> dict[str, str]:
     for name in names:
         if name == "llama.cpp":
             of_peers[name] = setting.llama.version if setting.llama else ""
-        else:
+        elif name not in ON_REQUEST:
             of_peers[name] = importlib.metadata.version(name)
     return of_peers
 
@@ -222,8 +259,28 @@ def _worker(
         "path": str(path), "config": config, "dtype": precision.dtype, "threads": setting.threads,
         "device": "cpu" if on_cpu else setting.device, "context": setting.context, **more,
     }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.generate.worker", name, json.dumps(options)]
+    command = [sys.executable, "-m", "benchmarks.generate.workers.worker", name, json.dumps(options)]
     # stores and calibrations of this run only; they go away with the folder
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {"PYTHONPATH": paths, "GOLDSMITH_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    if not on_cpu:
+        environment |= levels(setting.level)
     return EngineProcess(name, command, environment, folder / f"{name}.log")
+
+
+def beyond(level: str, system: str) -> str:
+    """A note where llama.cpp's description of its build names AVX-512 and the engines in Python may not use it."""
+    if "AVX512 = 1" in system and native.LEVELS.index(level) < native.LEVELS.index("avx512"):
+        return f"built with AVX-512, the others are held to {level}"
+    return ""
+
+
+def levels(level: str) -> dict[str, str]:
+    """Environment variables that hold goldsmith, torch and oneDNN to a level below the machine's."""
+    highest = native.LEVELS.index(level) if level else len(native.LEVELS)
+    if highest >= native.library().gs_machine_level():
+        return {}
+    limits = {"GOLDSMITH_ISA": level}
+    if highest <= native.LEVELS.index("avx2"):
+        limits |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    return limits
