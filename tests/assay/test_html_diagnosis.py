@@ -8,8 +8,10 @@ import torch
 from assay import html_samples as samples
 from assay.html_reader import Reader
 from goldsmith import assay
-from goldsmith.assay.diagnosis import Cause, diagnosis_page, diagnosis_view
-from goldsmith.assay.diagnosis.case_outcomes import case_outcomes
+from goldsmith.assay.diagnosis import Cause
+from goldsmith.assay.diagnosis.report import page as diagnosis_page
+from goldsmith.assay.diagnosis.report import view as diagnosis_view
+from goldsmith.assay.diagnosis.report.case_outcomes import case_outcomes
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from assay.diagnosis.faulty import checked, draw, pair, report
-from goldsmith.assay.diagnosis.evidence import Evidence, Fit, Influence, MemoryFact, RunFact, StageState
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Fit, Influence, MemoryFact, RunFact, StageState
 from goldsmith.assay.report.results import Location
 
 A, B = draw(12, 40), draw(40, 16, seed=1)

@@ -10,12 +10,12 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
-from goldsmith.assay.diagnosis.fits import fit
-from goldsmith.assay.diagnosis.open_questions import open_questions
-from goldsmith.assay.diagnosis.ratios import ratios
-from goldsmith.assay.diagnosis.rules import matches
-from goldsmith.assay.diagnosis.stale_inputs import reordered, stale_inputs, unmoved_shares
+from goldsmith.assay.diagnosis.causes.rules import matches
+from goldsmith.assay.diagnosis.experiments.stale_inputs import reordered, stale_inputs, unmoved_shares
+from goldsmith.assay.diagnosis.facts.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
+from goldsmith.assay.diagnosis.fitting.fits import fit
+from goldsmith.assay.diagnosis.fitting.ratios import ratios
+from goldsmith.assay.diagnosis.report.open_questions import open_questions
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from assay.diagnosis.faulty import draw, pair, report
-from goldsmith.assay.diagnosis import likelihood, rank
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact
-from goldsmith.assay.diagnosis.features import features
-from goldsmith.assay.diagnosis.rules import CATALOGUE, matches
+from goldsmith.assay.diagnosis.causes import likelihood, rank
+from goldsmith.assay.diagnosis.causes.features import features
+from goldsmith.assay.diagnosis.causes.rules import CATALOGUE, matches
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFact
 
 G = draw(12, 10)
 COLUMN, ROWS = draw(12, 1, seed=1), [3, 1, 0, 2, *range(4, 12)]

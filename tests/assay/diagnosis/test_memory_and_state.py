@@ -10,8 +10,8 @@ import torch
 from assay.diagnosis.faulty import draw, pair, report
 from goldsmith import assay
 from goldsmith.assay.diagnosis import collect
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
-from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.diagnosis.causes.rank import rank
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.report.results import Finding, Location
 from goldsmith.assay.support.candidate_state import CandidateState
 

@@ -3,8 +3,8 @@
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis.rank import Cause, displayed_causes
-from goldsmith.assay.diagnosis.rules.reading import once
+from goldsmith.assay.diagnosis.causes.rank import Cause, displayed_causes
+from goldsmith.assay.diagnosis.causes.rules.reading import once
 
 
 def guess(id):

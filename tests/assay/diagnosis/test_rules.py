@@ -7,9 +7,9 @@ import pytest
 from assay import kernels
 from assay.diagnosis.fault_table import TABLE, G
 from assay.diagnosis.faulty import checked, pair, report
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, MemoryFact, RunFact
-from goldsmith.assay.diagnosis.rank import rank, strength
-from goldsmith.assay.diagnosis.rules import CATALOGUE, NOTES, matches
+from goldsmith.assay.diagnosis.causes.rank import rank, strength
+from goldsmith.assay.diagnosis.causes.rules import CATALOGUE, NOTES, matches
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, MemoryFact, RunFact
 
 IDS = """never_written not_computed
 truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator uninitialised_accumulator lost_update

@@ -19,23 +19,23 @@ from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
 from ..report.results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
 from ..support.deadline import Pace
-from .cotangents import carriers
-from .decision_check import explain_decision
-from .empty_groups import filled_groups
-from .evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
-from .fits import fit
-from .influence import influence
-from .isolate import Isolation, handed_in, isolate, named, order
-from .likelihood import SURE
-from .magnitudes import search_magnitudes
-from .missing_slices import examine_missing
-from .nan_leaks import first_nan_leak
-from .provenance import provenance
-from .rank import strength
-from .rules.reading import Reading
-from .runs import facts
-from .stale_inputs import examine_stale_inputs
-from .tensor_operators import tensor_operators
+from .causes.likelihood import SURE
+from .causes.rank import strength
+from .causes.rules.reading import Reading
+from .experiments.cotangents import carriers
+from .experiments.decision_check import explain_decision
+from .experiments.empty_groups import filled_groups
+from .experiments.influence import influence
+from .experiments.isolate import Isolation, handed_in, isolate, named, order
+from .experiments.magnitudes import search_magnitudes
+from .experiments.missing_slices import examine_missing
+from .experiments.nan_leaks import first_nan_leak
+from .experiments.provenance import provenance
+from .experiments.runs import facts
+from .experiments.stale_inputs import examine_stale_inputs
+from .experiments.tensor_operators import tensor_operators
+from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
+from .fitting.fits import fit
 from .whatif import Search, search
 from .whatif.engine import seconds
 

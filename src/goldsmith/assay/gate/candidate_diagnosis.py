@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...core.tracing import TargetError
 from ..declare.target import Target
-from ..diagnosis.diagnosis import Diagnosis, diagnose
+from ..diagnosis.driver import Diagnosis, diagnose
 from ..report.results import FAIL
 from .isolation.candidate_process import CandidateEnded, CandidateProcess
 
