@@ -15,8 +15,9 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def report(*texts, probe="values", verdict=FAIL):
-    findings = [Finding(CERTAIN, probe, "y", None, None, None, text) for text in texts]
+def report(*texts, probe="values", verdict=FAIL, kind="", run="", values=None):
+    more = {"kind": kind, "run": run, "values": values or {}}
+    findings = [Finding(CERTAIN, probe, "y", None, None, None, text, **more) for text in texts]
     return Report("kernel", verdict=verdict, findings=findings)
 
 

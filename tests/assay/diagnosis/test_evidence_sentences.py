@@ -216,8 +216,8 @@ def test_a_value_with_an_epsilon_still_moves():
 
 
 def lowered(original):
-    text = "y is wrong: every element; all zeros; worst at [0]: got 0, golden -130, bound 1 (values:offset)"
-    report = Report("told", FAIL, findings=[Finding(CERTAIN, "values", "y", None, None, None, text)])
+    kind = {"kind": "bound", "run": "values:offset", "values": {"zeros": True, "golden": -130.0}}
+    report = Report("told", FAIL, findings=[Finding(CERTAIN, "values", "y", None, None, None, "y is wrong", **kind)])
     return Evidence(report, tensor="y", runs={"offset": RunFact("offset", wrong=("y",))}, made_of=frozenset(original))
 
 

@@ -17,7 +17,7 @@ from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
-from ..report.results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
+from ..report.results import CERTAIN, MEMORY_KINDS, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
 from ..support.deadline import Pace
 from .causes.likelihood import SURE
 from .causes.rank import strength
@@ -44,14 +44,6 @@ Result = TypeVar("Result")
 _WHAT_IF, _MORE = 12.0, 36.0  # processor seconds at most for changed goldens, and for more of them at the end
 # least cost of a step, as a share of the time of the check's first probe, which runs all references
 _ISOLATION, _FITS, _GOLDEN, _RUN = 0.5, 0.25, 0.1, 0.2
-_MEMORY = (
-    ("guard", " bytes written ", "overrun"),
-    ("guard", "", "stray_read"),
-    ("alias", "which the forward returned", "output_modified"),
-    ("alias", "was modified", "input_modified"),
-    ("alias", "shares memory", "aliased"),
-    ("poison", "", "never_written"),
-)
 
 
 def begin(examination: Examination, report: Report) -> Evidence:
@@ -72,7 +64,7 @@ def begin(examination: Examination, report: Report) -> Evidence:
     run = examination._first
     if report.verdict != REFERENCE_FAULT and run is not None and run.error is not None:
         message = (str(run.error).strip().splitlines() or [""])[0]
-        evidence.error = f"{type(run.error).__name__}: {message}"[:300]
+        evidence.fail(f"{type(run.error).__name__}: {message}"[:300])
         evidence.first_wrong = evidence.tensor = run.phase
     return evidence
 
@@ -234,9 +226,7 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
     """
     modified = [m.tensor for m in evidence.memory if m.kind == "input_modified"]
     for fact in evidence.memory:
-        overwritten = next(
-            (n for n in modified if fact.kind == "aliased" and f"shares memory with {n}:" in fact.text), None
-        )
+        overwritten = next((n for n in modified if fact.kind == "aliased" and fact.values["with"] == n), None)
         if overwritten is None or evidence.stage(fact.tensor) is None:
             continue
         wrong = dict.fromkeys((CULPRIT, OBSERVED, NOT_TRIED), INHERITED)
@@ -373,13 +363,11 @@ def _others(examination: Examination, own: CandidateRun, tensor: str) -> dict[st
 
 
 def _memory(report: Report) -> list[MemoryFact]:
-    facts = []
-    for f in report.findings:
-        for probe, words, kind in _MEMORY:
-            if words in f.text and (f.probe == probe or words and f.probe == "float32"):
-                facts.append(MemoryFact(kind, f.tensor, f.text, f.location))
-                break
-    return facts
+    return [
+        MemoryFact(f.kind, f.tensor, f.text, f.location, f.run, f.values)
+        for f in report.findings
+        if f.kind in MEMORY_KINDS
+    ]
 
 
 def described(examination: Examination) -> dict[str, Any]:

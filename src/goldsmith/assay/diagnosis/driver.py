@@ -32,7 +32,7 @@ from .clock import CHECKING, COLLECTING, SPENT, Clock
 from .collect import Depth, begin, collect, described
 from .experiments.extra_calls import fresh_start
 from .experiments.other_cases import find_sure_case, joined
-from .facts.evidence import NO_TIME, Evidence, RunFact, omission
+from .facts.evidence import NO_TIME, Evidence, RunFact
 from .failing_case import find_failing, informative, prefer_failing_draw, prefer_numbers
 from .report import bundle
 from .report.open_questions import open_questions
@@ -116,7 +116,7 @@ def diagnose(
                 _find_patch(diagnosis, target, failing, clock, progress)
         except KeyboardInterrupt:
             diagnosis.partial = INTERRUPTED
-    left_out = dict.fromkeys([omission(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
+    left_out = dict.fromkeys([n.left_out for n in report.notes if n.id == "budget"] + clock.left_out)
     hurried = diagnosis.evidence is not None and NO_TIME in diagnosis.evidence.left_out.values()
     if diagnosis.partial == INTERRUPTED:
         left_out[_AFTER[clock.stage]] = None

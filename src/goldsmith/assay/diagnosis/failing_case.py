@@ -40,7 +40,9 @@ def find_failing(
     if _no_failure(report) and not report.partial and clock.spent(CHECKING, more=report.seconds):
         report.partial = SPENT.format(clock.seconds) if report.verdict == PASS else ""
         without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # both run the same references again
-        report.notes.append(Note("budget", "probes", f"{SPENT.format(clock.seconds)}; left out: {without}"))
+        report.notes.append(
+            Note("budget", "probes", f"{SPENT.format(clock.seconds)}; left out: {without}", "", without)
+        )
         return report, None, {}
     if _no_failure(report) and quick != selected and not report.partial:
         whole, examinations = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
@@ -49,9 +51,11 @@ def find_failing(
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
         else:
-            left = dict.fromkeys(n.case for n in whole.notes if n.id == NOT_RUN and "budget" in n.text)
+            left = dict.fromkeys(n.case for n in whole.notes if n.id == NOT_RUN and n.left_out)
             text = f"{', '.join(sorted(selected - quick))} on {', '.join(left)}"
-            report.notes += [Note("budget", "probes", f"{SPENT.format(share)}; left out: {text}")] if left else []
+            report.notes += (
+                [Note("budget", "probes", f"{SPENT.format(share)}; left out: {text}", "", text)] if left else []
+            )
             report.notes += [n for n in whole.notes if n.id == "budget"]
     if _no_failure(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_extra_calls(report, target, cases[0], dtype, device, seed, selected, share, clock)
@@ -70,7 +74,7 @@ def prefer_numbers(
     tries = [(target, [c for c in cases if c.name != failing.case.name])]
     if failing._first is not None and failing._first.phase == "backward":
         tries.insert(0, (replace(target, backward=None, golden_backward=None, grads=None), [failing.case]))
-    raised = [f for f in report.findings if "raised" in f.text]
+    raised = [f for f in report.findings if f.kind == "raised"]
     for other, left in tries:
         if not left:
             continue

@@ -24,7 +24,6 @@ WEAK = 0.3
 LEAST = 0.05  # causes below this score are not listed
 MOST = 6  # causes listed, at most
 FIRST, OTHER = "first", "other"  # positions of a cause, each with its own calibration
-IS_WRONG = " is wrong: "
 Calibration = Mapping[str, Sequence[Sequence[float]]]
 
 
@@ -61,12 +60,12 @@ class Cause:
     @property
     def headline(self) -> str:
         """The cause in one sentence, which says "likely" if it is a guess."""
-        wrong, is_wrong, cause = self.text.partition(IS_WRONG)
         if not self.likely:
             return self.text
         if self.guessed:
-            return f"{wrong} is wrong; likely {self.id.replace('_', ' ')}, a guess from similar known faults"
-        return f"{wrong} is wrong; likely {cause}" if is_wrong else f"likely {self.text}"
+            return f"{self.tensor} is wrong; likely {self.id.replace('_', ' ')}, a guess from similar known faults"
+        known = rules.CATALOGUE[self.id].text if self.id in rules.CATALOGUE else self.text
+        return f"{self.tensor} is wrong; likely {known}" if self.tensor else f"likely {known}"
 
     @property
     def guessed(self) -> bool:

@@ -22,7 +22,7 @@ from ...golden.golden_tensor import GoldenTensor
 from ...judge import ladder
 from ...judge.examination import Examination
 from ...probes import decisions
-from ..facts.evidence import CULPRIT, IGNORES, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
+from ..facts.evidence import CULPRIT, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
 
 PROBE = "isolation"
 _ALONE = 8  # stages substituted alone, at most
@@ -282,28 +282,27 @@ class _Work:
                 text = "the candidate does not name it" if name not in mine else "a decision: judged by its margins"
                 rows.append(StageState(name, kind, state=NOT_JUDGED, text=text))
                 continue
-            state, text = self._state(name, own, alone, table, blind)
-            rows.append(StageState(name, kind, own[0], None if alone is None else alone[0], state, text))
+            state, text, ignored = self._state(name, own, alone, table, blind)
+            rows.append(StageState(name, kind, own[0], None if alone is None else alone[0], state, text, ignored))
         return rows
 
     def _state(
         self, name: str, own: tuple[float, bool], alone: tuple[float, bool] | None, table: Isolation,
         blind: Mapping[str, Mapping[str, Tensor]],
-    ) -> tuple[str, str]:  # fmt: skip
+    ) -> tuple[str, str, tuple[str, ...]]:  # fmt: skip
         if not own[1]:
-            return OK, ""
+            return OK, "", ()
         if name in table.otherwise:
-            return NOT_JUDGED, "defined differently from the golden: with the golden's value, later stages go wrong"
+            return NOT_JUDGED, "defined differently from the golden: with the golden's value, later stages go wrong", ()
         if alone is None:
-            return OBSERVED, "wrong; it could not be isolated" + ("" if table.run else ": the isolated run raised")
+            return OBSERVED, "wrong; it could not be isolated" + ("" if table.run else ": the isolated run raised"), ()
         if not alone[1]:
-            return INHERITED, "right on the golden's inputs"
+            return INHERITED, "right on the golden's inputs", ()
         before = [s for s, reached in blind.items() if s != name and name in reached and bool(reached[name].any())]
         if before:
-            return OBSERVED, f"wrong, and {IGNORES} {', '.join(before)}"
-        return CULPRIT, "wrong on the golden's inputs" if self.substituted - {
-            name
-        } else "wrong; no earlier stage is named"
+            return OBSERVED, f"wrong, and the candidate ignores a substituted {', '.join(before)}", tuple(before)
+        others = self.substituted - {name}
+        return CULPRIT, "wrong on the golden's inputs" if others else "wrong; no earlier stage is named", ()
 
 
 def _kind(examination: Examination, name: str) -> str:

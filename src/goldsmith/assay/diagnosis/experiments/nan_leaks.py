@@ -8,11 +8,10 @@ import torch
 
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
-from ...probes import scaling
 from ...probes import slices as parts
 from .isolate import named, order
 
-_LEAKS = ("reaches ", "is not finite where the golden is")
+_LEAKS = ("leak", "neighbour_read", "nonfinite_leak")  # kinds of findings
 _MOST = 4  # slices to try, one run of the candidate for each
 
 
@@ -21,12 +20,11 @@ def first_nan_leak(examination: Examination) -> str:
 
     Puts NaN into up to four input slices: those that findings of `taint` name, or else the first ones.
     """
-    probes = (parts.NAME, scaling.NAME)
-    leaks = [f.text for f in examination.findings if f.probe in probes and any(words in f.text for words in _LEAKS)]
+    leaks = [f.values for f in examination.findings if f.kind in _LEAKS]
     if not leaks:
         return ""
     slices = [s for s in parts.slices(examination) if not s.random]
-    slices = [s for s in slices if any(f" {s.text} " in text for text in leaks)] or slices
+    slices = [s for s in slices if {"input": s.name, "axis": s.axis, "index": s.index} in leaks] or slices
     planted = [s.filled(examination, math.nan) for s in slices[:_MOST]]
     first_places: dict[str, int] = {}
     for material in planted:

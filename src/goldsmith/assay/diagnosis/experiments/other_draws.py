@@ -11,9 +11,9 @@ from collections.abc import Callable
 from ...declare.case import Case
 from ...judge.examination import Examination
 from ...report.check_report import Report
-from ...report.results import FAIL, QUALITY
+from ...report.results import FAIL, QUALITY, Finding
 from ...support.candidate_state import CandidateState
-from ..causes.rules.reading import plain, run_named
+from ..causes.rules.reading import label, plain
 from .runs import OTHERS, facts
 
 SALT = 1  # of the draw that a check uses for other inputs
@@ -23,7 +23,7 @@ Examined = tuple[Report, list[Examination]]
 def only_other_inputs_fail(failing: Examination, report: Report) -> bool:
     """True if only a run with other inputs is wrong."""
     findings = [f for f in report.findings if f.rung != QUALITY]
-    others = all(plain(run_named(f.text)) == OTHERS for f in findings)
+    others = all(plain(label(f)) == OTHERS for f in findings)
     return bool(findings) and others and failing._first is not None
 
 
@@ -43,9 +43,9 @@ def failing_draw(
     mine = [f for f in other.findings if f.rung != QUALITY]
     if other.verdict != FAIL or not examinations or examinations[0]._first is None or all(map(_of_another_run, mine)):
         return failing, report
-    other.findings += [f for f in findings if f.text not in {m.text for m in mine}]
+    other.findings += [f for f in findings if f not in mine]
     return examinations[0], other
 
 
-def _of_another_run(finding: object) -> bool:
-    return run_named(getattr(finding, "text", "")) not in ("", "values")
+def _of_another_run(finding: Finding) -> bool:
+    return label(finding) not in ("", "values")

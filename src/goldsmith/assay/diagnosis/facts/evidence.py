@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...report.check_report import Report
 from ...report.results import ErrorMap, Location
+from .raised_error import RaisedError
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
 NOT_TRIED = "not tried"
-IGNORES = "the candidate ignores a substituted"  # begins the text of a stage that could not be isolated for this reason
 NO_TIME = "no time was left"  # the reason why a step was left out
 STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_TRIED, NOT_JUDGED)
 
@@ -28,6 +28,7 @@ class StageState:
     state        "ok"; "culprit": wrong on right inputs; "inherited": wrong only because of an earlier stage;
                  "observed": wrong, but the candidate ignores substituted values before it, or raises with them;
                  "not tried": wrong, but there was no time to isolate it; "not judged"
+    ignored      earlier stages whose substituted values the candidate ignores
     """
 
     name: str
@@ -36,6 +37,7 @@ class StageState:
     isolated: float | None = None
     state: str = NOT_JUDGED
     text: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ class RunFact:
     stale         inputs of the first run with which the golden gives this result; None: not tested
     alike         for slightly changed inputs: wrong tensor -> correlation of its errors with the first run's
     computed      on zeroed memory: results that hold numbers other than 0 wherever the first run holds NaN
+    kinds         of the findings about this run
     """
 
     name: str
@@ -133,6 +136,7 @@ class RunFact:
     stale: tuple[str, ...] | None = None
     alike: Mapping[str, float] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
+    kinds: frozenset[str] = frozenset()
 
     @property
     def right(self) -> bool:
@@ -247,12 +251,16 @@ class MemoryFact:
     """A fault in memory.
 
     kind     "overrun", "stray_read", "input_modified", "output_modified", "aliased" or "never_written"
+    run      the run that shows it
+    values   of the finding: {"bytes": 4, "side": "past"}, {"with": "x"}
     """
 
     kind: str
     tensor: str
     text: str
     location: Location | None = None
+    run: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -314,12 +322,16 @@ class Evidence:
     kept: dict[str, str] = field(default_factory=dict)
     reused: dict[str, str] = field(default_factory=dict)
     deaf: dict[str, float] = field(default_factory=dict)
+    raised: RaisedError | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            self.fail(self.error)
+
+    def fail(self, error: str) -> None:
+        """Record the message of the exception that ended the plain run, and what it says as data."""
+        self.error, self.raised = error, RaisedError.read(error)
 
     def stage(self, name: str) -> StageState | None:
         """The stage of that name, or None."""
         return next((s for s in self.stages if s.name == name), None)
-
-
-def omission(note: str) -> str:
-    """The omitted work that a note on the budget names."""
-    return note.partition("; ")[2].removeprefix("left out: ").removeprefix("not run on this case: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..facts.evidence import IGNORES, NO_TIME, OBSERVED, Evidence, GradientCarriers
+from ..facts.evidence import NO_TIME, OBSERVED, Evidence, GradientCarriers
 
 
 def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
@@ -13,7 +13,7 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
     table = {s.name: s for s in evidence.stages}
     first = table.get(evidence.first_wrong or "")
     if first is not None and first.state == OBSERVED:
-        goes_on = " Let the kernel continue with the value that assay.stage returns." if IGNORES in first.text else ""
+        goes_on = " Let the kernel continue with the value that assay.stage returns." if first.ignored else ""
         sentences.append(f"{first.name} could not be isolated ({first.text}): an earlier stage may be at fault."
                     + goes_on)  # fmt: skip
     if suspects and first is not None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 
 import torch
 
 from ...facts.evidence import INHERITED, OK
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, plain, run_named, say
-
-# messages of sanitizers, and of libraries with guards of their own
-_BEYOND = re.compile(
-    r"written \d+ bytes? (beyond|past|behind)|buffer.overflow|guard \w+ (was|were) (changed|overwritten)|"
-    r"out.of.bounds (write|store)",
-    re.IGNORECASE,
-)
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, plain, say
 
 
 def overrun(r: Reading) -> Match | None:
     """Bytes outside a buffer were written."""
-    if r.e.error and _BEYOND.search(r.e.error):
+    if r.e.error and r.raised.writes_beyond:
         return Match(SEEN, (r.e.error,), {"tensor": r.e.tensor})
     fact = r.memory("overrun")
-    finding = r.finding(" bytes written ", "guard")
+    finding = r.finding("overrun")
     text = fact.text if fact is not None else finding.text if finding is not None else ""
     if not text:
         return None
@@ -33,10 +25,12 @@ def overrun(r: Reading) -> Match | None:
 def stray_read(r: Reading) -> Match | None:
     """Memory outside a buffer shows in a result."""
     fact = r.memory("stray_read")
-    finding = r.finding("a stray read", "guard")
+    finding = r.finding("stray_read")
     if fact is not None or finding is not None:
         text = fact.text if fact is not None else finding.text if finding is not None else ""
-        in_layout = plain(run_named(text)).startswith("layout")
+        in_layout = plain(fact.run if fact is not None else finding.run if finding is not None else "").startswith(
+            "layout"
+        )
         name = fact.tensor if fact is not None else r.e.tensor
         elsewhere = name != r.e.tensor and r.y is not None and bool(torch.isfinite(r.y).all()) and r.wrong_count > 0
         return Match(HINT if in_layout or elsewhere else EXACT, (text,), {"tensor": name})
@@ -50,13 +44,13 @@ def stray_read(r: Reading) -> Match | None:
 def input_modified(r: Reading) -> Match | None:
     """An input, or an output gradient, holds different bytes after the run."""
     fact = r.memory("input_modified")
-    finding = r.finding(" was modified: ", "alias")
+    finding = r.finding("input_modified")
     if fact is None and finding is None:
         return None
     text = fact.text if fact is not None else finding.text if finding is not None else ""
     name = fact.tensor if fact is not None else finding.tensor if finding is not None else ""
     sentences = [text]
-    if r.memory("never_written") is not None or r.finding("uninitialised memory", "poison"):
+    if r.memory("never_written") is not None or r.finding("never_written"):
         sentences.append("and a result was never written: it may have been stored into the input")
     return Match(EXACT + 0.03, tuple(sentences), {"input": name})
 
@@ -64,7 +58,7 @@ def input_modified(r: Reading) -> Match | None:
 def aliased(r: Reading) -> Match | None:
     """Two results, or a result and an input, share memory; or the backward overwrites a result."""
     fact = r.memory("aliased", "output_modified")
-    finding = r.finding(" shares memory with ", "alias") or r.finding(", which the forward returned", "alias")
+    finding = r.finding("aliased") or r.finding("output_modified")
     if fact is not None or finding is not None:
         text = fact.text if fact is not None else finding.text if finding is not None else ""
         name = fact.tensor if fact is not None else finding.tensor if finding is not None else ""
@@ -72,7 +66,7 @@ def aliased(r: Reading) -> Match | None:
     shared = _one_buffer(r) or _written_into(r)
     if shared is not None:
         return shared
-    over = r.finding("a later call overwrote what the first returned")
+    over = r.finding("overwritten_result")
     return Match(LIKELY, (over.text, "a buffer was returned and then used again"), {}) if over is not None else None
 
 
@@ -117,40 +111,18 @@ def use_after_free(r: Reading) -> Match | None:
     if freed is not None:
         text = freed.text or "freed memory, filled with NaN, shows in the result"
         return Match(EXACT, (text,), {})
-    over = r.finding("a later call overwrote what the first returned")
+    over = r.finding("overwritten_result")
     return Match(FAINT, (over.text,), {}) if over is not None else None
-
-
-_OUT = re.compile(r"index (-?\d+) is out of bounds for \w+ \d+ with size (\d+)")
-
-
-_COUNT = re.compile(
-    r"selected (index|number) k |\bk not in range|k should be (at most|less)|kth value out of", re.IGNORECASE
-)
-
-
-def too_many(error: str) -> bool:
-    """True if more entries were requested than an axis has, such as the best 4 of 3 in a last tile: no index is
-    wrong.
-    """
-    return _COUNT.search(error) is not None
-
-
-def one_beyond(r: Reading) -> bool:
-    """True if the index just after the last one was refused."""
-    match = _OUT.search(r.e.error or "")
-    return match is not None and int(match[1]) == int(match[2])
 
 
 def invalid_index(r: Reading) -> Match | None:
     """An index outside its range was refused, was chosen, or wrapped to a neighbour's place."""
-    chosen = r.finding("an index out of range", "decisions")
+    chosen = next((f for f in r.e.report.findings if f.values.get("out_of_range")), None)
     if chosen is not None:
         return Match(EXACT, (chosen.text,), {})
-    error = (r.e.error or "").lower()
-    if "index" in error and ("out of range" in error or "out of bounds" in error) and not too_many(error):
+    if r.e.error and r.raised.index:
         empty = any(isinstance(v, int) and v == 0 for v in r.e.sizes.values())
-        return Match(HINT if empty else LIKELY if one_beyond(r) else SEEN, (r.e.error or "",), {})
+        return Match(HINT if empty else LIKELY if r.raised.one_beyond else SEEN, (r.e.error or "",), {})
     instead = _instead(r)
     if instead is not None:
         return instead

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import torch
@@ -10,28 +9,20 @@ from torch import Tensor
 
 from ....report.results import REFERENCE_FAULT
 from ...facts.evidence import CULPRIT
-from .memory import too_many
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
 
-_PLACE = re.compile(r" \([^()]*:\d+\)$")  # file and line: their names say nothing about the error
-_CONFIG = re.compile(
-    r"zerodivision|division by zero|modulo by zero|floating.point exception|sigfpe|out of resource|shared memory|"
-    r"must be (a )?(power|multiple|divisible|positive)|not divisible|invalid (launch|config|argument)|num_warps|"
-    r"block.?size|group.?size|illegal (instruction|launch)",
-    re.IGNORECASE,
-)
 _RANKS = ("rank", "world", "shard", "partition", "device", "parts")
 
 
 def wrong_decision(r: Reading) -> Match | None:
     """A choice that no rounding makes legal."""
     for f in r.findings("decisions"):
-        if "not a legal choice" in f.text or "wrong side" in f.text or "drops" in f.text:
+        if f.kind in ("illegal_choice", "wrong_side", "drop_rate"):
             if r.chosen_right(f):
                 text = "the choice is right in the first run: the values behind it go wrong in another run"
                 return Match(FAINT, (f.text, text), {"decision": f.tensor})
             explained = any(w.exact and w.tensor == f.tensor and w.cause != "wrong_decision" for w in r.e.whatif)
-            score = LIKELY if "out of range" in f.text or explained else EXACT + 0.03
+            score = LIKELY if f.values.get("out_of_range") or explained else EXACT + 0.03
             if _inherited(r, f.tensor):
                 return Match(
                     FAINT, (f.text, f"it is made from {r.e.first_wrong}, which is wrong"), {"decision": f.tensor}
@@ -185,7 +176,7 @@ def empty_group(r: Reading) -> Match | None:
         return Match(SEEN + 0.03, (what,), {"sizes": empty})
     if r.e.error and r.e.filled:
         return Match(SEEN + 0.04, (r.e.error, r.e.filled), {"unused": next(iter(r.e.unused.values()), [])})
-    if r.e.error and r.e.unused and "out of" in r.e.error:
+    if r.e.error and r.e.unused and r.raised.out_of_range:
         name, left = next(iter(r.e.unused.items()))
         last = any(n == max(left) + 1 for n in r.e.sizes.values() if isinstance(n, int))
         text = f"{name} leaves out {', '.join(map(str, left[:4]))}" + (", including the last one" if last else "")
@@ -238,16 +229,14 @@ def exception(r: Reading) -> Match | None:
 def _error(r: Reading) -> str:
     if r.e.error:
         return r.e.error
-    finding = r.finding("the candidate raised in its")
+    finding = r.finding("raised")
     return finding.text if finding is not None else ""
 
 
 def bad_config(r: Reading) -> Match | None:
     """The error message mentions sizes, divisions or launches."""
     text = _error(r)
-    if text and (_CONFIG.search(_PLACE.sub("", text)) or too_many(text)):
-        return Match(SEEN, (text,), {})
-    return None
+    return Match(SEEN, (text,), {}) if text and r.raised.config else None
 
 
 def reference_fault(r: Reading) -> Match | None:

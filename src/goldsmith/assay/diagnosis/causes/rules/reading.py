@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ....report.results import CERTAIN, QUALITY, SYSTEMATIC, Finding
 from ...facts.evidence import ErrorPattern, Evidence, Fit, Influence, MemoryFact, Ratio, RunFact
+from ...facts.raised_error import RaisedError
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
 WEAK = 0.4  # the highest score that makes no claim: it fits, and so do other explanations
 PLAIN = ("values", "ensemble", "statistics", "decisions", "poison", "guard", "alias", "float32")
-_LABEL = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
 _ELEMENTWISE = frozenset(
     """mul add sub div neg abs sign exp log sqrt rsqrt sin cos tanh sigmoid relu clamp clamp_min clamp_max where
     gt ge lt le eq ne logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor bitwise_not pow square round
@@ -152,10 +152,9 @@ class Reading:
     def findings(self, probe: str) -> list[Finding]:
         return [f for f in self.e.report.findings if f.probe == probe and f.rung != QUALITY]
 
-    def finding(self, text: str, probe: str | None = None) -> Finding | None:
-        """The first finding whose text contains this, of one probe or of any."""
-        matching = (f for f in self.e.report.findings if probe in (None, f.probe) and text in f.text)
-        return next(matching, None)
+    def finding(self, *kinds: str, probe: str | None = None) -> Finding | None:
+        """The first finding of one of these kinds, of one probe or of any."""
+        return next((f for f in self.e.report.findings if f.kind in kinds and probe in (None, f.probe)), None)
 
     @cached_property
     def plain_wrong(self) -> bool:
@@ -209,6 +208,14 @@ class Reading:
     def systematic(self) -> list[Finding]:
         return [f for f in self.e.report.findings if f.rung == SYSTEMATIC]
 
+    @cached_property
+    def raised(self) -> RaisedError:
+        """What the exception says: that of the plain run, or that of a later one."""
+        if self.e.raised is not None:
+            return self.e.raised
+        finding = self.finding("raised")
+        return RaisedError.read(str(finding.values["error"])) if finding is not None else RaisedError()
+
     # runs
 
     def runs(self, prefix: str) -> Iterator[RunFact]:
@@ -217,12 +224,14 @@ class Reading:
         for name, fact in self.e.runs.items():
             known.add(plain(name))
             if plain(name).startswith(prefix):
-                texts = [f.text for f in self.e.report.findings if plain(label(f)) == plain(name)]
-                yield replace(fact, text="; ".join([*once(texts[:2]), fact.text])) if texts else fact
+                of_run = [f for f in self.e.report.findings if plain(label(f)) == plain(name)]
+                texts = [*once([f.text for f in of_run][:2]), fact.text]
+                kinds = frozenset(f.kind for f in of_run)
+                yield replace(fact, text="; ".join(texts), kinds=kinds) if of_run else fact
         for f in self.e.report.findings:
             name = plain(label(f)) or (plain(f.probe) if f.probe in ("second_call",) else "")
             if f.rung != QUALITY and name and name not in known and name.startswith(prefix):
-                yield RunFact(name, wrong=(f.tensor,), same=False, text=f.text)
+                yield RunFact(name, wrong=(f.tensor,), same=False, text=f.text, kinds=frozenset({f.kind}))
 
     def fails(self, prefix: str) -> RunFact | None:
         """The first run of that name that is wrong or raises."""
@@ -347,26 +356,10 @@ def plain(name: str) -> str:
 
 
 def label(finding: Finding) -> str:
-    """The run of a finding: the text in its brackets, if that names a run."""
-    return run_named(finding.text) or _leading(finding)
-
-
-def run_named(sentence: str) -> str:
-    """The last bracket of a sentence that names a run; "" if none does."""
-    for name in reversed(_LABEL.findall(sentence)):
-        text = name.split(", by the")[0]
-        first = plain(text).split(" ")[0].split("(")[0]
-        if first in _RUNS or text == "values" or re.fullmatch(r"\d+ threads?", text):
-            return text
-    return ""
-
-
-def _leading(finding: Finding) -> str:
-    """The run at the beginning, as in `values:nan is swallowed: ...` and `layout:stride0(grad_y) is refused: ...`."""
-    for head in ("values:nan", "values:inf", "values:offset", "values:flat", "scale:2^", "layout:"):
-        if finding.text.startswith(head):
-            return finding.text.split(" is ")[0].split(": ")[0]
-    return ""
+    """The run of a finding, if it is the plain run or one of the other runs; otherwise ""."""
+    first = plain(finding.run).split(" ")[0].split("(")[0]
+    known = first in _RUNS or finding.run == "values" or re.fullmatch(r"\d+ threads?", finding.run)
+    return finding.run if known else ""
 
 
 def ranges(flags: Tensor) -> list[tuple[int, int]]:

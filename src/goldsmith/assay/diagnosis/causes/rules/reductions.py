@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from ...facts.evidence import Influence
-from .memory import one_beyond
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, half_open, label, plain, say
 
 _HALF, _MOST = 0.5, 0.9  # of the wrong elements
@@ -18,8 +15,6 @@ _ADDING = frozenset(
 _NORMALISED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 _RUNNING = frozenset(("exp", "amax"))
 _MAXIMA = _NORMALISED | frozenset("amax max aminmax argmax topk sort cummax max_pool2d_with_indices".split())
-_SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
-_FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 
 
 def _missing(r: Reading) -> list[Influence]:
@@ -47,7 +42,7 @@ def truncated_reduction(r: Reading) -> Match | None:
         if lo == 0:
             return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
         return Match(SEEN + 0.02 if hi > lo else LIKELY + 0.07, (text,), params)
-    finding = r.finding("has no influence on", "taint")
+    finding = r.finding("no_influence")
     return Match(LIKELY, (finding.text,), {}) if finding is not None else None
 
 
@@ -80,12 +75,12 @@ def off_by_one(r: Reading) -> Match | None:
     beyond = _next_row(r)
     if beyond is not None:
         return beyond
-    if one_beyond(r):
+    if r.e.error and r.raised.one_beyond:
         return Match(SEEN, (r.e.error or "", "it is the place after the last one"), {})
-    if "list index out of range" in (r.e.error or "") or _one_apart(r.e.error or ""):
+    if r.e.error and r.raised.one_apart:
         return Match(HINT + 0.1, (r.e.error or "",), {})
     fact = r.memory("overrun")
-    if fact is not None and any(f"{n} bytes written past" in fact.text for n in (2, 4, 8)):
+    if fact is not None and fact.values.get("side") == "past" and fact.values["bytes"] in (2, 4, 8):
         return Match(LIKELY, (fact.text, "one element past the end"), {"tensor": fact.tensor})
     for axis, spans in r.spans.items():
         n = r.length(axis)
@@ -97,20 +92,14 @@ def off_by_one(r: Reading) -> Match | None:
     return None
 
 
-def _one_apart(error: str) -> bool:
-    """True if two sizes that should be equal differ by one."""
-    match = _SIZES.search(error)
-    return match is not None and abs(int(match[1]) - int(match[2])) == 1
-
-
 def _next_row(r: Reading) -> Match | None:
     """Values in a row reach the first element of the next row and no other: a store one past the row's end."""
     for f in r.findings("taint"):
         at = list(f.location.axes.values()) if f.location is not None else []
-        row = _FROM_ROW.search(f.text)
+        row = f.values.get("index") if f.kind == "leak" else None
         if row is None or len(at) < 2 or any(len(spans) != 1 or spans[0][0] != spans[0][1] for spans in at):
             continue
-        if at[-1][0][0] == 0 and at[-2][0][0] == int(row[1]) + 1:
+        if at[-1][0][0] == 0 and at[-2][0][0] == row + 1:
             return Match(SEEN - 0.05, (f.text, "that is the place after the end of the row"), {"tensor": f.tensor})
     return None
 
@@ -145,15 +134,15 @@ def wrong_mask(r: Reading) -> Match | None:
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
     operators = r.e.operators or r.e.made_of
     offset = [f for f in offset if not f.tensor.endswith(".grad") and (not operators or operators & _MAXIMA)]
-    zeros = next((f for f in offset if "; all zeros;" in f.text and ", golden -" in f.text), None)
+    zeros = next((f for f in offset if f.values.get("zeros") and f.values["golden"] < 0), None)
     if not r.plain_wrong and zeros is not None:
         text = "right with the inputs as they are, zeros with all of them lowered: a padded 0 enters a maximum"
         return Match(LIKELY, (text, zeros.text), {})
-    nan = next((f for f in offset if "has NaN where" in f.text), None)
+    nan = next((f for f in offset if f.kind == "nan"), None)
     if not r.plain_wrong and nan is not None and raised is not None and raised.right:
         text = "right with raised inputs, NaN with lowered ones: something larger, such as a padded 0, enters a maximum"
         return Match(LIKELY, (text, nan.text), {})
-    finding = r.finding("a wrong mask, or a stray read", "taint")
+    finding = r.finding("leak")
     return Match(HINT if r.plain_wrong else FAINT, (finding.text,), {}) if finding is not None else None
 
 
@@ -178,8 +167,8 @@ def wrong_axis(r: Reading) -> Match | None:
             text = f"every index of {i.input}[axis {i.axis}] has influence that it does not have in the golden"
             along = (text, "the reduction also runs along that axis")
             return Match(HINT - 0.05, along, {"input": i.input, "axis": i.axis})
-    form = r.finding(" came, expected shape")
-    if form is not None and "no tensor came" not in form.text:
+    form = r.finding("shape")
+    if form is not None:
         return Match(HINT, (form.text,), {})
     axes = _separable(r)
     if axes is not None:
@@ -209,7 +198,7 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     nonfinite_origin = r.e.nonfinite_origin
     if nonfinite_origin is not None and nonfinite_origin.cause == "uninitialised_accumulator":
         return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
-    fact, finding = r.memory("never_written"), r.finding("uninitialised memory", "poison")
+    fact, finding = r.memory("never_written"), r.finding("never_written")
     if fact is None and finding is None:
         zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next
         if left:
@@ -268,10 +257,10 @@ _FORMULA = 0.7
 def low_precision_accumulation(r: Reading) -> Match | None:
     """Errors that look like rounding but are larger, and that no place, slope or term explains."""
     ratio = r.ratio()
-    rounded = r.finding("; right for a kernel that rounds ")
+    rounded = next((f for f in r.e.report.findings if f.values.get("rounds")), None)
     if rounded is not None and rounded.tensor == r.e.tensor:
-        text = rounded.text.split("; right for ")[1].split(": if it is meant to")[0]
-        return Match(LIKELY - 0.05, (f"it exceeds its bound, and is right for {text}",), {})
+        text = f"it exceeds its bound, and is right for {rounded.values['rounds']}"
+        return Match(LIKELY - 0.05, (text,), {})
     if r.pair is None or ratio is not None and ratio.scope != "row" or any(f.r2 > 0.98 for f in r.e.fits):
         return None
     y, g = r.pair

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from ....probes.second_call import INTERLEAVED
+from ....report.results import Finding
 from ...facts.evidence import RunFact
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading
 
 
 def _mended(r: Reading) -> bool:
     """True if uninitialised or shared memory explains why calls differ."""
-    return r.memory("never_written", "aliased", "output_modified") is not None or bool(r.finding("", "poison"))
+    return r.memory("never_written", "aliased", "output_modified") is not None or any(
+        f.probe == "poison" for f in r.e.report.findings
+    )
 
 
 def _by_chance(r: Reading) -> bool:
@@ -20,6 +24,11 @@ def _by_chance(r: Reading) -> bool:
     return mixed or len(apart) > 5 and 3 * turns >= len(apart) - 2
 
 
+def _interleaved(r: Reading) -> Finding | None:
+    """The finding of a call with other inputs between forward and backward."""
+    return next((f for f in r.findings("second_call") if f.run == INTERLEAVED), None)
+
+
 def stale_state(r: Reading) -> Match | None:
     """A call raises or differs after another one; or one row begins with the values that the previous row left."""
     if r.plain_wrong and r.left_to_the_next:
@@ -27,11 +36,11 @@ def stale_state(r: Reading) -> Match | None:
     if r.plain_wrong and r.fails("repeat") is not None:
         return None
     again = r.fails("second call")
-    twice = r.fails("backward twice") or r.finding("the backward run twice on one graph")
+    twice = r.fails("backward twice") or r.finding("backward_twice")
     back = r.fails("back")
     if again is not None:
         sentence = again.text or again.error or "the second call of the same inputs gives another result"
-        raises = bool(again.error) or "raised" in again.text
+        raises = bool(again.error) or "raised" in again.kinds
         score = EXACT if raises and not r.plain_wrong else SEEN
         return Match(
             min(score, HINT) if _mended(r) or _by_chance(r) else score,
@@ -45,7 +54,7 @@ def stale_state(r: Reading) -> Match | None:
     if back is not None and not r.plain_wrong:
         text = back.text or "the first inputs again, after others, give another result"
         return Match(LIKELY, (text,), {"run": back.name})
-    between = None if r.plain_wrong else r.finding("a call of other inputs between forward and backward", "second_call")
+    between = None if r.plain_wrong else _interleaved(r)
     if between is not None:
         state_left = "the backward's data are kept where the next forward writes: keep them with their call, as "
         return Match(SEEN, (between.text, state_left + "ctx.save_for_backward does"), {"run": "interleaved"})
@@ -61,11 +70,9 @@ def stale_copy(r: Reading) -> Match | None:
     others = r.fails("other inputs") or r.fails("others")
     if others is None:
         return None
-    raises = bool(others.error) or "raised" in others.text
+    raises = bool(others.error) or "raised" in others.kinds
     if raises:
         return Match(FAINT, (others.text or others.error,), {})
-    if r.e.tensor and others.difference == 0 and "bit for bit" in others.text:
-        return Match(EXACT, (others.text,), {"run": others.name})
     text = others.text or "with other inputs of the same shapes the result is wrong, though the first call is right"
     if others.stale:
         sentence = f"the golden makes it from the other inputs with {', '.join(others.stale)} as in the first call"
@@ -116,7 +123,7 @@ def race(r: Reading) -> Match | None:
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
     repeats = list(r.runs("repeat"))
     differing = [x for x in repeats if not x.same and _apart(r, x)]
-    wider = r.finding("farther apart than legal orders", "repeats")
+    wider = r.finding("differs", probe="repeats")
     if r.plain_wrong and any(x.right and not x.same for x in repeats):
         good = sum(x.right for x in repeats)
         return Match(SEEN, (f"{good} of {len(repeats)} repeats of the same call are right",), {"right": good})

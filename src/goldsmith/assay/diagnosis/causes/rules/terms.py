@@ -189,7 +189,7 @@ def scale_bias(r: Reading) -> Match | None:
     known = r.ratio()
     if known is not None and known.named and (not _bias(known.ratio) or _is_case_number(r, known.named)):
         return None
-    listed = next((f for f in r.systematic if "proportional to the value" in f.text or "slope" in f.text), None)
+    listed = next((f for f in r.systematic if "slope" in f.values.get("patterns", ())), None)
     if r.right("scale 2^12") and r.fails("scale 2^-12") is not None:
         return None
     if not _bias(1 + slope) or abs(slope) < 2 * r.unit or left > 0.5 and listed is None:

@@ -10,7 +10,7 @@ from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, say
 def never_written(r: Reading) -> Match | None:
     """Poison is left, and zeroing the same memory does not make the result right."""
     fact = r.memory("never_written")
-    finding = r.finding("uninitialised memory", "poison")
+    finding = r.finding("never_written")
     if fact is None and finding is None:
         zeroed = r.nan_gone("zeroed memory")
         if zeroed is not None and not zeroed.right:
@@ -50,7 +50,7 @@ def _zero_block(r: Reading) -> Match | None:
 
 def not_computed(r: Reading) -> Match | None:
     """All zeros, or no tensor at all."""
-    missing = r.finding("no tensor came") or r.finding("the candidate returns no gradient")
+    missing = r.finding("no_tensor") or r.finding("no_gradient")
     if missing is not None:
         lost = (
             "look for detach(), no_grad() or .data between the input and the result"
