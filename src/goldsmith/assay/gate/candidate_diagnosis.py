@@ -37,7 +37,6 @@ def sentence(diagnosis: Diagnosis) -> str:
         more = f", {diagnosis.partial}" if diagnosis.partial else ""
         return f"{UNEXPLAINED}{more}"
     best = diagnosis.causes[0]
-    if best.guessed:
-        name = best.id.replace("_", " ")
-        return f"{UNEXPLAINED}; similar known faults were most often: {name} (score {best.score:.2f})"
+    if best.likely:
+        return f"{UNEXPLAINED}; similar known faults: {best.guess}"
     return f"{best.headline} ({best.id}, score {best.score:.2f})"

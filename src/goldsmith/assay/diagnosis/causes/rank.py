@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Cause:
     evidence  sentences with numbers
     params    data of the rule: {"input": "x", "axis": 1, "missing": [32, 128]}
     text      the sentence; mend: the likely repair, or the next experiment
+    edit      the edit of the golden that gives exactly the candidate's numbers, here and on another draw; "" if none
     """
 
     id: str
@@ -47,6 +48,7 @@ class Cause:
     params: dict[str, object] = field(default_factory=dict)
     text: str = ""
     mend: str = ""
+    edit: str = ""
 
     @property
     def weak(self) -> bool:
@@ -54,18 +56,23 @@ class Cause:
 
     @property
     def likely(self) -> bool:
-        """True if the cause is a guess: no rule shows it, or its score says that such causes are often wrong."""
-        return self.guessed or self.score < SURE
+        """True if the cause is a guess: no edit proves it, and its score says that such causes are often wrong."""
+        return self.guessed or not self.edit and self.score < SURE
 
     @property
     def headline(self) -> str:
-        """The cause in one sentence, which says "likely" if it is a guess."""
-        if not self.likely:
-            return self.text
-        if self.guessed:
-            return f"{self.tensor} is wrong; likely {self.id.replace('_', ' ')}, a guess from similar known faults"
+        """What is proven, in one sentence: the edit, a sure cause, or only the wrong tensor."""
+        if self.edit:
+            return f"{self.tensor} is wrong: the golden gives it when {self.edit}"
+        if self.likely:
+            return f"{self.tensor} is wrong; not explained" if self.tensor else "not explained"
+        return self.text
+
+    @property
+    def guess(self) -> str:
+        """A likely cause, with the share of such causes that were right on known faults."""
         known = rules.CATALOGUE[self.id].text if self.id in rules.CATALOGUE else self.text
-        return f"{self.tensor} is wrong; likely {known}" if self.tensor else f"likely {known}"
+        return f"{100 * self.score:.0f} %  {self.id}: {known}"
 
     @property
     def guessed(self) -> bool:
@@ -92,10 +99,10 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
         left = {id: chance for id, chance in chances.items() if id not in out}
         return _weighed(evidence, matches, left) or [_unknown(evidence)]
     known = _calibration() if calibration is None else calibration
-    causes, highest = [], 1.0
+    causes, highest, edits = [], 1.0, _edits(evidence)
     for place, (id, match) in enumerate(sorted(matches.items(), key=lambda item: -item[1].score)):
         highest = min(highest, calibrated(FIRST if place == 0 else OTHER, match.score, known))
-        causes.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor))
+        causes.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor, edits.get(id, "")))
     return [c for c in causes if c.score >= LEAST] or [_unknown(evidence)]
 
 
@@ -112,29 +119,22 @@ def ordered(matches: Mapping[str, float], chances: Mapping[str, float]) -> list[
 
 def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[str, float]) -> list[Cause]:
     """Causes from rules and likelihoods; a score is the share of right answers at that likelihood."""
-    points, causes, highest = learned()["points"], [], 1.0
+    points, causes, highest, edits = learned()["points"], [], 1.0, _edits(evidence)
     tensor = evidence.first_wrong or evidence.tensor
     for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
         highest = min(highest, calibrated(FIRST if place == 0 else OTHER, chances[id], points))
         if highest >= LEAST and place < MOST:
             match = matches.get(id)
-            cause = _cause(id, match or _guessed(evidence, id), highest, tensor)
-            if match is None:
-                often = "most often" if place == 0 else "also"
-                known = f"{rules.CATALOGUE[id].text} ({100 * highest:.0f} %)"
-                start = f"{tensor} is wrong: not explained" if tensor else "not explained"
-                cause = replace(cause, text=f"{start}. Similar known faults were {often}: {known}")
+            cause = _cause(id, match or _guessed(evidence, id), highest, tensor, edits.get(id, ""))
             causes.append(cause)
     return causes
 
 
 def _guessed(evidence: Evidence, id: str) -> Match:
-    """A match for a cause that no rule shows: its evidence is what similar faults have in common."""
-    seen = strongest_statements(features(evidence), id)
-    text = f"no rule shows this; it is a guess from similar known faults ({'; '.join(seen)})" if seen else \
-        "no rule shows this; it is a guess from known faults"  # fmt: skip
+    """A match for a cause that no rule shows; `common`: what it has in common with similar known faults."""
     findings = [f.text for f in evidence.report.findings if f.rung != QUALITY][:3]
-    return Match(0.0, (text, *findings), {"learned": True})
+    common = strongest_statements(features(evidence), id)
+    return Match(0.0, tuple(findings), {"learned": True, "common": common})
 
 
 def strength(evidence: Evidence | None) -> float:
@@ -169,10 +169,20 @@ def _calibration() -> Calibration:
     return json.loads(FILE.read_text(encoding="utf-8"))["points"] if FILE.exists() else {}
 
 
-def _cause(id: str, match: Match, score: float, tensor: str) -> Cause:
+def _edits(evidence: Evidence) -> dict[str, str]:
+    """Cause -> the first edit of the golden with this label that gives the whole tensor exactly."""
+    edits: dict[str, str] = {}
+    for what in evidence.whatif:
+        if what.exact and what.whole and what.tensor == (evidence.first_wrong or evidence.tensor):
+            for id in (what.cause, *what.also):
+                edits.setdefault(id, what.text)
+    return edits
+
+
+def _cause(id: str, match: Match, score: float, tensor: str, edit: str = "") -> Cause:
     entry = rules.CATALOGUE[id]
     text = f"{tensor} is wrong: {entry.text}" if tensor else entry.text
-    return Cause(id, round(score, 4), tensor, list(match.sentences), dict(match.params), text, entry.mend)
+    return Cause(id, round(score, 4), tensor, list(match.sentences), dict(match.params), text, entry.mend, edit)
 
 
 def displayed_causes(causes: Sequence[Cause]) -> list[Cause]:

@@ -43,9 +43,12 @@ def carriers(
         return GradientCarriers(name, alone, harmless, always)
     first = alone[0]
     parts: dict[int, tuple[tuple[int, int], ...]] = {}
+    tried: dict[int, int] = {}
     at, together = [], []
     for axis, size in enumerate(sent[first].shape):
-        spans = ask.spans(first, axis) if size > 1 else ((0, 0),)
+        spans, count = ask.spans(first, axis) if size > 1 else (((0, 0),), 1)
+        if count < size:
+            tried[axis] = count
         if not spans and not ask.ended:
             together.append(axis)
         at.append(spans[0][0] if spans else 0)
@@ -54,7 +57,7 @@ def carriers(
     unit = torch.zeros_like(sent[first])
     unit[tuple(at)] = 1
     single = tuple(at) if not together and ask.wrong({first: unit}) else None
-    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together))
+    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together), tried)
 
 
 class _Asking:
@@ -85,8 +88,11 @@ class _Asking:
             return False
         return not ladder.judge(self.name, got, against, probe=PROBE).ok
 
-    def spans(self, output: str, axis: int) -> tuple[tuple[int, int], ...]:
-        """The ranges of an axis whose slices, one at a time, make the tensor wrong; bisects for the edges."""
+    def spans(self, output: str, axis: int) -> tuple[tuple[tuple[int, int], ...], int]:
+        """The ranges of an axis whose slices, one at a time, make the tensor wrong, and the number of slices tried.
+
+        A short axis is tried slice by slice. A long one is bisected for the edges, so slices in between are not known.
+        """
         size = self.own.cotangents[output].shape[axis]
         most = min(_SLICES, self.left)
         known: dict[int, bool] = {}
@@ -98,7 +104,7 @@ class _Asking:
                 known[i] = self.wrong({output: part})
             return known.get(i, False)
 
-        marks = sorted({0, size // 2, size - 1})
+        marks = list(range(size)) if size <= most else sorted({0, size // 2, size - 1})
         for i in marks:
             state(i)
         for lo, hi in zip(marks, marks[1:], strict=False):
@@ -110,4 +116,4 @@ class _Asking:
             if known[min((abs(k - i), k) for k in known)[1]]:
                 joined = ranges and ranges[-1][1] == i - 1
                 ranges[-1:] = [(ranges[-1][0], i)] if joined else [*ranges[-1:], (i, i)]
-        return tuple(ranges)
+        return tuple(ranges), len(known)

@@ -234,7 +234,8 @@ class GradientCarriers:
     parts     axis -> inclusive ranges of slices of the first such gradient that make it wrong, one slice at a time;
               axes along which every slice does are left out
     unit      index at which a single 1 makes it wrong; None: unknown, or a single 1 does not
-    together  axes along which no single slice makes it wrong, only several together
+    together  axes along which no slice that was tried makes it wrong alone
+    tried     axis -> number of slices that were tried, where these are not all
     """
 
     tensor: str
@@ -244,6 +245,7 @@ class GradientCarriers:
     parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     unit: tuple[int, ...] | None = None
     together: tuple[int, ...] = ()
+    tried: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,15 @@ def _gradient_sentences(carriers: GradientCarriers | None) -> list[str]:
         )
     elif carriers.together:
         axes = " or ".join(str(a) for a in carriers.together)
-        text = (
-            f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it takes "
-            "several at once, as in a sum of them. It is open which ones."
-        )
+        if any(a in carriers.tried for a in carriers.together):
+            count = max(carriers.tried.get(a, 0) for a in carriers.together)
+            text = (
+                f"None of the {count} slices of grad_{carriers.outputs[0]} along axis {axes} that were tried makes "
+                f"{carriers.tensor} wrong alone; the others were not tried."
+            )
+        else:
+            text = (
+                f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it "
+                "takes several at once, as in a sum of them. It is open which ones."
+            )
     return [text] if text else []

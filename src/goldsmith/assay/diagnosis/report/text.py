@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .result import DiagnosisFacts
 
 WIDTH = 80
+FACTS, LIKELY = "Facts", "Likely, from similar known faults (share of such answers that were right)"
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 SHOWN_CASES = 12
 SHOWN_REMAINING = 3  # findings beside a patch
@@ -36,8 +37,8 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     if diagnosis.causes:
         best = diagnosis.causes[0]
         lines = [f"  - {sentence}" for sentence in best.evidence[:SHOWN_SENTENCES]]
-        lines += [f"  Try: {best.mend}"] if best.mend and diagnosis.patch is None else []
-        parts.append("Why\n" + "\n".join(_wrapped(line, 4) for line in lines))
+        lines += [f"  Try: {best.mend}"] if best.mend and diagnosis.patch is None and not best.likely else []
+        parts.append("\n".join([FACTS if best.likely else "Why", *(_wrapped(line, 4) for line in lines)]))
     if any(s.state != "not judged" for s in diagnosis.stages):
         parts.append(_table(diagnosis.stages, diagnosis.faults_of_other_runs()))
     cases = _cases(diagnosis)
@@ -50,10 +51,14 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     parts += [_wrapped(sentence, 2) for sentence in (*diagnosis.traced, *diagnosis.undecided)]
     if diagnosis.patch is not None:
         parts.append(_patch(diagnosis.patch))
-    others = displayed_causes(diagnosis.causes)[1:SHOWN_CAUSES]
+    causes = displayed_causes(diagnosis.causes)[:SHOWN_CAUSES]
+    others = [c for c in causes[1:] if not c.likely]
+    guesses = [c for c in causes if c.likely and c.score and diagnosis.patch is None]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]
         parts.append("Other causes\n" + "\n".join(lines))
+    if guesses:
+        parts.append("\n".join([LIKELY, *(_wrapped(f"  {c.guess}", 8) for c in guesses)]))
     if diagnosis.case:
         parts.append(_wrapped(_case(diagnosis), 6))
     if diagnosis.bundle is not None:
@@ -86,8 +91,9 @@ def headline(diagnosis: DiagnosisFacts) -> str:
     if not diagnosis.causes:
         return f"FAIL  {name}: {diagnosis.first_wrong_stage or 'a result'} is wrong"
     best = diagnosis.causes[0]
-    weak = "weak, " if best.weak else ""
-    return f"FAIL  {best.headline} ({best.id}, {weak}score {best.score:.2f})"
+    if best.likely:
+        return f"FAIL  {best.headline}"
+    return f"FAIL  {best.headline} ({best.id}, score {best.score:.2f})"
 
 
 def _patch(patch: Patch) -> str:

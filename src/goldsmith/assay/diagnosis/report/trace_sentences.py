@@ -26,7 +26,9 @@ def _gradient_sentences(carriers: GradientCarriers) -> list[str]:
     if carriers.parts:
         where = ", ".join(f"axis {a} [{_format_ranges(spans)}]" for a, spans in carriers.parts.items())
         unit = f"; a single 1 in {name} at {list(carriers.unit)} shows it" if carriers.unit is not None else ""
-        sentences.append(f"Slice by slice, {name} makes it wrong in {where} alone{unit}.")
+        sampled = [f"{carriers.tried[a]} slices of axis {a} were tried" for a in carriers.parts if a in carriers.tried]
+        some = f" ({'; '.join(sampled)})" if sampled else ""
+        sentences.append(f"Slice by slice, {name} makes it wrong in {where} alone{unit}{some}.")
     return sentences
 
 

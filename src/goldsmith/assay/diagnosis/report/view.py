@@ -63,8 +63,9 @@ def story(diagnosis: DiagnosisFacts) -> Story:
     if not diagnosis.causes:
         return Story(FAIL, view.headline(diagnosis.report), where)
     best = diagnosis.causes[0]
-    title = f"{best.headline} (score {best.score:.2f})" if best.likely else best.text
-    return Story(FAIL, view.sentence(title), where, tuple(best.evidence[:3]), scored(best), best.mend)
+    if best.likely:
+        return Story(FAIL, view.sentence(best.headline), where, tuple(best.evidence[:3]))
+    return Story(FAIL, view.sentence(best.headline), where, tuple(best.evidence[:3]), scored(best), best.mend)
 
 
 def scored(cause: Cause) -> str:
