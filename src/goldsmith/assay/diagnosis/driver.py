@@ -94,7 +94,7 @@ def diagnose(
     cases = informative(list(target.cases)) if case is None else [target.case(case)]
     clock = Clock(budget_s)
     state = CandidateState(target)
-    report, failing, later = find_failing(target, cases, dtype, device, seed, selected, clock)
+    report, failing, later = find_failing(target, cases, dtype, device, seed, selected, clock, state)
     diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None and not report.partial:
         failing, report = prefer_numbers(target, cases, failing, report, seed, selected, clock)

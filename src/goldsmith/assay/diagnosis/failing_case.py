@@ -29,7 +29,7 @@ def informative(cases: list[Case]) -> list[Case]:
 
 def find_failing(
     target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
-    selected: frozenset[str], clock: Clock,
+    selected: frozenset[str], clock: Clock, state: CandidateState,
 ) -> tuple[Report, Examination | None, dict[str, RunFact]]:  # fmt: skip
     """The failing check, or the last check if all pass; cheap probes run on all cases first. Also the later runs
     that failed.
@@ -58,7 +58,7 @@ def find_failing(
             )
             report.notes += [n for n in whole.notes if n.id == "budget"]
     if _no_failure(report) and {"second_call", "repeats"} <= selected and not report.partial:
-        return report, *_extra_calls(report, target, cases[0], dtype, device, seed, selected, share, clock)
+        return report, *_extra_calls(report, target, cases[0], dtype, device, seed, selected, share, clock, state)
     return report, examinations[0] if examinations else None, {}
 
 
@@ -115,7 +115,7 @@ def _no_failure(report: Report) -> bool:
 
 def _extra_calls(
     report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
-    selected: frozenset[str], share: float | None, whole: Clock,
+    selected: frozenset[str], share: float | None, whole: Clock, state: CandidateState,
 ) -> tuple[Examination | None, dict[str, RunFact]]:  # fmt: skip
     """The examination that fails after calls of other sizes or with more threads; adds its findings to the report."""
     clock = Clock(share)
@@ -123,7 +123,7 @@ def _extra_calls(
     try:
         with until(clock.started + (share or math.inf)) as left_out:
             later = extra_calls(
-                examination, [c for c in target.cases if c.name != case.name],
+                examination, [c for c in target.cases if c.name != case.name], state,
                 spent=lambda: clock.lacks("some calls of other sizes, or with more threads"),
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -14,19 +14,24 @@ from ...judge.examination import Ended, Examination
 from ...probes import decisions, values
 from ...support.candidate_state import CandidateState
 from ..facts.evidence import RunFact
-from .runs import facts, first_in
+from .runs import facts, first_in, judged_run
 
 _CASES, _THREADS = 3, (4, 8)
 
 
-def extra_calls(examination: Examination, others: list[Case], *, spent: Callable[[], bool]) -> dict[str, RunFact]:
-    """The runs that fail although the check has passed, by name; adds findings about them to the examination."""
+def extra_calls(
+    examination: Examination, others: list[Case], state: CandidateState, *, spent: Callable[[], bool]
+) -> dict[str, RunFact]:
+    """The runs that fail although the check has passed, by name; adds findings about them to the examination.
+
+    A case that is wrong by itself, without any earlier call, tells nothing about state between calls.
+    """
     failures: dict[str, RunFact] = {}
     try:
         values.run(examination)
         for case in others[:_CASES]:
             if not failures and not spent():
-                material = examination.draw(case)
+                material, known = examination.draw(case), len(examination.findings)
                 _judged(
                     examination,
                     failures,
@@ -35,6 +40,11 @@ def extra_calls(examination: Examination, others: list[Case], *, spent: Callable
                     RunSettings(fresh=False),
                     material,
                 )
+                if failures and not _right_alone(examination, state, material):
+                    failures.clear()
+                    del examination.findings[known:]
+                    examination.maps.clear()
+                    continue
                 if not failures:  # once more, with the other sizes first, from a fresh start
                     examination.execute("second_call", "other sizes", RunSettings(), material, look=False)
                     _judged(examination, failures, "second_call", "other sizes", RunSettings(fresh=False))
@@ -45,6 +55,13 @@ def extra_calls(examination: Examination, others: list[Case], *, spent: Callable
     except (Ended, GoldenError, TargetError):
         return {}
     return failures
+
+
+def _right_alone(examination: Examination, state: CandidateState, material: Material) -> bool:
+    """True if a case is right in a first call."""
+    with state.cleared():
+        fact = judged_run(examination, "other sizes alone", RunSettings(), material)
+    return fact is None or fact.right
 
 
 def fresh_start(examination: Examination, state: CandidateState) -> dict[str, RunFact]:

@@ -57,7 +57,7 @@ def facts(
         if spent():
             left += 1
             continue
-        fact = _fact(examination, name, how, material)
+        fact = judged_run(examination, name, how, material)
         if fact is not None:
             out[name] = fact
     return out, left
@@ -116,7 +116,7 @@ def nudge(t: Tensor) -> Tensor:
     return (t.double() * (1 + _NUDGE * noise.double().to(t.device))).to(t.dtype)
 
 
-def _fact(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
+def judged_run(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
     """The result of one run; None if it says nothing, because no bound judges its wrong tensors at these values."""
     run = examination.execute(PROBE, name, how, material, look=False)
     if run.error is not None:
