@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun
 from ...judge.examination import Examination
-from ..evidence import WhatIf
-from ..isolate import named
-from ..numbers import known
+from ..experiments.isolate import named
+from ..facts.evidence import WhatIf
+from ..facts.numbers import known
 from . import offers
 from .backward import addend_factors
 from .free_numbers import EXPLAINED, sought

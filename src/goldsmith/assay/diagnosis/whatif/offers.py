@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ..isolate import named
+from ..experiments.isolate import named
 from . import call_groups
 from .backward import (
     addend_factors,

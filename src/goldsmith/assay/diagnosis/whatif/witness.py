@@ -18,7 +18,7 @@ from ...execute.records import CandidateRun, Material, RunSettings
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
-from ..isolate import named
+from ..experiments.isolate import named
 from .judge import Judge
 from .run.calls import Change, Listening, OperatorCall
 from .run.golden import Golden
