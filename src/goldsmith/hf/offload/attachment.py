@@ -163,9 +163,9 @@ class Attached:
             if any(id(below) in experts for below in module.modules()):
                 self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
-        if self.engine.device.type == "cpu":
+        if self.engine.device.type == "cpu" and "forward" not in self.model.__dict__:  # a user's own stays
             cast("Any", self.model).forward = StepForward(
-                self.model, {one.index: one.path for one in self.layers}, self.engine
+                self.model, {one.index: one.path for one in self.layers}, self.engine, {one.id for one in self._hooks}
             )
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
@@ -213,7 +213,8 @@ class Attached:
                 del layer.module.forward
         for hook in self._hooks:
             hook.remove()
-        self.model.__dict__.pop("forward", None)
+        if isinstance(self.model.__dict__.get("forward"), StepForward):
+            del self.model.forward
         self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:
