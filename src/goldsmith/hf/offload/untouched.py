@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 LIBRARIES = ("transformers", "torch", "goldsmith")
 LAYERS = (nn.Linear, nn.Embedding, nn.ModuleList, PackedLinear)
 OWN = "_forward_hooks", "_forward_pre_hooks"
-LISTS = "_parameters", "_buffers", "_modules", *OWN
 
 
 class Touched(Exception):
@@ -50,8 +49,16 @@ class Untouched:
             if not _of_a_library(function):
                 raise Touched(f"{name} of {type(model).__module__} was replaced")
         self._file = file
-        self._states = [(module, type(module), dict(module.__dict__), _lists(module)) for module in model.modules()]
-        self._places = _places(model)
+        self._kinds = [(module, type(module)) for module in model.modules()]
+        states = [module.__dict__ for module in model.modules()]
+        dicts = states + [state[name] for state in states for name in ("_modules", *OWN)]
+        self._dicts = [(state, dict(state)) for state in dicts]
+        self._tensors = [
+            (tensors, {name: _place(tensor) for name, tensor in tensors.items()})
+            for state in states
+            for tensors in (state["_parameters"], state["_buffers"])
+            if tensors
+        ]
         self._attention = _attention(model)
         if self._attention is not None and not _of_a_library(self._attention):
             raise Touched("its attention function was replaced")
@@ -65,14 +72,16 @@ class Untouched:
             return False
         if self._attention is not _attention(self._model):
             return False
-        try:
-            same = all(
-                type(module) is kind and module.__dict__ == state and _lists(module) == lists
-                for module, kind, state, lists in self._states
-            )
-        except (RuntimeError, ValueError):  # two tensors were compared, so one was replaced
+        if any(type(module) is not kind for module, kind in self._kinds):
             return False
-        return same and _places(self._model) == self._places
+        if any(
+            {name: _place(tensor) for name, tensor in tensors.items()} != places for tensors, places in self._tensors
+        ):
+            return False
+        try:
+            return all(now == before for now, before in self._dicts)
+        except RuntimeError:  # two tensors were compared, so one was replaced
+            return False
 
 
 def _check_module(path: str, module: nn.Module, model: type, hooks: Collection[int]) -> None:
@@ -111,11 +120,9 @@ def _attention(model: PreTrainedModel) -> object:
     return ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
 
 
-def _lists(module: nn.Module) -> list[dict[object, object]]:
-    return [dict(module.__dict__[name]) for name in LISTS]
-
-
-def _places(model: nn.Module) -> list[object]:
-    """Where the parameters are, and which buffers (of the rotary angles) were written."""
-    places: list[object] = [(p.data_ptr(), p.dtype) for p in model.parameters() if not p.is_meta]
-    return places + [(b.data_ptr(), None if b.is_inference() else b._version) for b in model.buffers()]
+def _place(tensor: torch.Tensor | None) -> tuple[object, ...]:
+    """Where a tensor is; and for a buffer (the rotary angles are made of one) how often it was written."""
+    if tensor is None or tensor.is_meta:
+        return (id(tensor),)
+    parameter = isinstance(tensor, nn.Parameter) or tensor.is_inference()
+    return id(tensor), tensor.data_ptr(), 0 if parameter else tensor._version
