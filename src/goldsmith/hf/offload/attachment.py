@@ -165,10 +165,11 @@ class Attached:
             if any(id(below) in experts for below in module.modules()):
                 self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
-        on_gpu = self.engine.device.type == "cuda" or self.engine.device_lanes is not None
-        cast("Any", self.model).forward = (GraphForward if on_gpu else StepForward)(
-            self.model, {one.index: one.path for one in self.layers}, self.engine
-        )
+        if "forward" not in self.model.__dict__:  # a user's own stays
+            on_gpu = self.engine.device.type == "cuda" or self.engine.device_lanes is not None
+            cast("Any", self.model).forward = (GraphForward if on_gpu else StepForward)(
+                self.model, {one.index: one.path for one in self.layers}, self.engine, {one.id for one in self._hooks}
+            )
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
@@ -217,7 +218,8 @@ class Attached:
                 del layer.module.forward
         for hook in self._hooks:
             hook.remove()
-        self.model.__dict__.pop("forward", None)
+        if isinstance(self.model.__dict__.get("forward"), StepForward):
+            del self.model.forward
         self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:

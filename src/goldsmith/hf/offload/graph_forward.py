@@ -7,7 +7,7 @@ attention reads their lengths from memory. So one recording serves every length 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from ...offload.decoding.cache import StepCache
 from ...offload.decoding.graph import GraphStep, NotFinite, StepInputs
 from ...offload.decoding.graph_model import GraphModel
 from ...offload.lanes.kernels import kernel_module
-from .decoder import NotDescribed, check_unchanged, described
+from .decoder import NotDescribed, described
 from .stepping import StepForward
+from .untouched import Touched, Untouched
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,11 +78,13 @@ def attention(
 class GraphForward(StepForward):
     """`model.forward` of a model on a GPU: a recorded step, and the model's own forward for the rest."""
 
-    def __init__(self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine) -> None:
-        super().__init__(model, experts, engine)
+    def __init__(
+        self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine, hooks: Collection[int]
+    ) -> None:
+        super().__init__(model, experts, engine, hooks)
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
         self._graph: GraphStep | None = None
-        self._refused: tuple[tuple[object, ...], str] | None = None  # a key, and why it cannot be recorded
+        self._refused = ""  # why the model cannot be recorded as it is
 
     @functools.cached_property
     def _configs(self) -> dict[int, Any]:
@@ -122,7 +125,7 @@ class GraphForward(StepForward):
         except NotFinite:
             return self._by_modules(options, cache.starts)
         except NotDescribed as reason:  # known only once the modules run
-            self._refused = self._key, str(reason)
+            self._refused = str(reason)
             self._forget(str(reason))
             return self._by_modules(options, cache.starts)
         return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
@@ -144,28 +147,28 @@ class GraphForward(StepForward):
         engine = self._engine
         try:
             self._check()
-            run, key = self._runner()
-            if self._refused is not None and self._refused[0] == key:
-                raise NotDescribed(self._refused[1])
-        except NotDescribed as reason:
+            if self._state is None or not self._state.still:
+                self._forget("")
+                self._refused = ""
+                self._state = Untouched(self._model, self._hooks)
+            if self._refused:
+                raise NotDescribed(self._refused)
+            if self._graph is None:
+                config = self._model.config.get_text_config()
+                k = getattr(config, "num_experts_per_tok", None) or config.top_k_experts
+                self._graph = self._step = GraphStep(engine, self._runner(), k, self._model.dtype)
+        except (NotDescribed, Touched) as reason:
             self._forget(str(reason))
             return False
-        if self._graph is None or self._key != key:
-            self._forget("")
-            config = self._model.config.get_text_config()
-            k = getattr(config, "num_experts_per_tok", None) or config.top_k_experts
-            self._graph = self._step = GraphStep(engine, run, k, self._model.dtype)
-            self._key = key
         return True
 
-    def _runner(self) -> tuple[Callable[[StepInputs], Tensor], tuple[object, ...]]:
-        """What a recording runs, and a key that changes when it must be recorded again."""
+    def _runner(self) -> Callable[[StepInputs], Tensor]:
+        """What a recording runs."""
         try:
-            model = described(self._model, self._experts)
+            return GraphModel(self._engine, described(self._model, self._experts))
         except NotDescribed:
             self._check_modules()
-            return self._run, tuple(tensor.data_ptr() for tensor in self._tensors())
-        return GraphModel(self._engine, model), model.key
+            return self._run
 
     def _forget(self, why: str) -> None:
         if self._graph is not None:
@@ -196,12 +199,6 @@ class GraphForward(StepForward):
         used = {config._attn_implementation_internal for config in self._configs.values()} - PLAIN - {None}
         if used:
             raise NotDescribed(f"its attention is computed by {sorted(used)[0]}")
-        check_unchanged(model, {id(model.get_submodule(path)) for path in self._experts.values()})
-
-    def _tensors(self) -> Iterator[Tensor]:
-        for tensor in (*self._model.parameters(), *self._model.buffers()):
-            if not tensor.is_meta:
-                yield tensor
 
     def _run(self, inputs: StepInputs) -> Tensor:
         """The logits [rows, vocabulary] of the model's own modules over the buffers."""

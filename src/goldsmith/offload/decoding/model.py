@@ -45,7 +45,6 @@ class DecoderModel:
     """The layers of a model, and what is before and after them
 
     rotary          rotary(positions) -> (cosines, sines) [positions, D] in the model's dtype
-    positions       the most positions that it supports
     normalised      whether the weights of a token's experts are divided by their sum
     float_weights   whether these weights stay float32 in a model of 16 bits
     """
@@ -75,8 +74,3 @@ class DecoderModel:
         for each in linear:
             weights += each.weight, each.bias
         return [each.data if isinstance(each, PackedMatrix) else each for each in weights if each is not None]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for two descriptions of the same weights in the same memory."""
-        return tuple((each.data_ptr(), each.dtype, tuple(each.shape), each.stride()) for each in self.tensors)
