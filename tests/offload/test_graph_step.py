@@ -207,3 +207,15 @@ def test_a_copied_model_steps_with_its_own_weights():
             other.lm_head.weight.mul_(2)
         assert torch.equal(continued(other, ids), 2 * before) and torch.equal(continued(offloaded.model, ids), before)
         assert recorded(offloaded, ALL) and other.forward._step is not offloaded.model.forward._step
+
+
+def test_a_model_that_was_changed_in_mid_conversation_computes_with_its_own_forward():
+    plain, ids, called = plain_model(), models.tokens(), []
+    with offload(plain, SOME) as offloaded, torch.no_grad():
+        model, cache = offloaded.model, DynamicCache(config=plain.config)
+        model(input_ids=ids[:, :-2], past_key_values=cache)
+        model(input_ids=ids[:, -2:-1], past_key_values=cache)
+        assert recorded(offloaded, SOME)
+        model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda *_: called.append(1))
+        model(input_ids=ids[:, -1:], past_key_values=cache)
+        assert called and "o_proj has a hook" in model.forward.why_not
