@@ -17,7 +17,7 @@ from ...judge.examination import Examination
 from ...probes import QUICK, select
 from ...report.check_report import Report
 from ...report.results import FAIL, NOT_RUN, PASS, QUALITY
-from .candidate_source import CandidateSource
+from .reading.candidate_source import CandidateSource
 
 _FRESH = 104_729  # added to the seed: draws that the search has not seen
 _CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
@@ -98,7 +98,7 @@ class Acceptance:
         on_cuda = torch.device(self.failing.device).type == "cuda"
         return CandidateProcess(
             zygote(), Limits(_CALL, _CALL, _MEMORY, files=4096, processes=4096),
-            f"{__package__}.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
+            f"{__package__}.children.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
             Surroundings(boxed=False, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=self.source.paths),
             again=True,
         )  # fmt: skip

@@ -12,16 +12,16 @@ from ...golden.golden_error import GoldenError
 from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from .acceptance import Acceptance
-from .candidate_source import BACKWARD, FORWARD, CandidateSource, NoSource, Part, candidate_source
-from .edit_queue import EditQueue
-from .edits import Edit, Function, cheapest_first
-from .mutants import EditOutcome, Mutants
+from .children.mutants import EditOutcome, Mutants
+from .edits.edit_queue import EditQueue
+from .edits.edits import Edit, Function, cheapest_first
+from .edits.scope_edits import scope_edits
+from .edits.small_edits import small_edits
 from .patch import Patch, changed_line, edited_file, unified_diff
 from .problems import problem, stand_in_run
-from .scope_edits import scope_edits
-from .small_edits import small_edits
-from .source_file import first_line
-from .value_kinds import kinds_of
+from .reading.candidate_source import BACKWARD, FORWARD, CandidateSource, NoSource, Part, candidate_source
+from .reading.source_file import first_line
+from .reading.value_kinds import kinds_of
 
 _SHARE, _UNBOUNDED = 0.4, 60.0  # of the budget of a diagnosis; seconds if there is none
 _OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it

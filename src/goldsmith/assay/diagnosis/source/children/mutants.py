@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...gate.isolation.encoding import receive, send
-from ...gate.isolation.limits import Limits
-from ...gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
-from ...gate.isolation.zygote_process import NoZygote, zygote
-from .candidate_source import CandidateSource, NoSource
-from .edits import Edit
+from ....gate.isolation.encoding import receive, send
+from ....gate.isolation.limits import Limits
+from ....gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
+from ....gate.isolation.zygote_process import NoZygote, zygote
+from ..edits.edits import Edit
+from ..reading.candidate_source import CandidateSource, NoSource
 
 CRASHED = "crashed"
 _BATCH = 40

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
+from ..reading.value_kinds import fits
 from .edits import Edit, Function, loads
-from .value_kinds import fits
 
 _MOST_EXPRESSIONS = 60  # of other places, by likeness, for one expression
 _INDEX = ("range", "arange")

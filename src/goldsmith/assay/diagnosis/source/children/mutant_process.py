@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...bounds.bounded import SLACK
-from ...execute.records import PlainCalls, RunSettings
-from ...execute.run import execute
-from ...execute.torch_state import neutral_state
-from ...gate.isolation.candidate_side import Parts
-from ...gate.isolation.encoding import receive, send
-from ...gate.isolation.protocol import Closed, Connection
-from ...gate.isolation.wire import run_of
+from ....bounds.bounded import SLACK
+from ....execute.records import PlainCalls, RunSettings
+from ....execute.run import execute
+from ....execute.torch_state import neutral_state
+from ....gate.isolation.candidate_side import Parts
+from ....gate.isolation.encoding import receive, send
+from ....gate.isolation.protocol import Closed, Connection
+from ....gate.isolation.wire import run_of
+from ..reading.value_kinds import Kinds, observing
 from .edited_modules import EditedModules, install
-from .value_kinds import Kinds, observing
 
 RIGHT, WRONG, RAISED, SLOW = "right", "wrong", "raised", "slow"
 _FIRST = 60.0  # seconds for the files as they are

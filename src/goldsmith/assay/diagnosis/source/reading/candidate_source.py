@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from ...declare.target import Target
+from ....declare.target import Target
 from .reached_functions import functions, is_users, reached, user_modules
 from .source_file import SourceFile
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
-_OURS = Path(__file__).resolve().parents[3]
+_OURS = Path(__file__).resolve().parents[4]
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(str(Path(path).resolve()) for name, path in sysconfig.get_paths().items() if name in _LIBRARIES)
 _MOST = 2000  # values to look at

@@ -15,9 +15,9 @@ from types import CodeType, ModuleType
 
 import torch
 
-from ...declare.target import Target
-from ...gate.isolation.candidate_side import Parts
-from ...support.random_state import seeded_generators
+from ....declare.target import Target
+from ....gate.isolation.candidate_side import Parts
+from ....support.random_state import seeded_generators
 
 
 class EditedModules(MetaPathFinder, Loader):
