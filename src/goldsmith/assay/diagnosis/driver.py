@@ -209,7 +209,8 @@ def _find_patch(
     from .source.search import find_patch, patch_seconds  # loads what starts child processes
 
     seconds = patch_seconds(clock.seconds, time.perf_counter() - clock.started)
-    search = find_patch(target, [clock.smallest or failing, failing], seconds, progress=progress)
+    causes = [c.id for c in diagnosis.causes[:2]]
+    search = find_patch(target, [clock.smallest or failing, failing], seconds, causes=causes, progress=progress)
     diagnosis.patch = search.patch
     diagnosis.traced += [search.reason] if search.reason else []
 

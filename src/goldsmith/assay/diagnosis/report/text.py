@@ -99,6 +99,8 @@ def headline(diagnosis: DiagnosisFacts) -> str:
 def _patch(patch: Patch) -> str:
     """The edit that makes the candidate pass, and how much of it is shown."""
     lines = [_wrapped(f"Patch  {patch.sentence}", 7), textwrap.indent(patch.diff, "  ")]
+    if patch.equals:
+        lines.append(_wrapped(f"  {patch.equals_sentence}", 2))
     if patch.remaining:
         lines += [_wrapped(f"  - {text}", 4) for text in patch.remaining[:SHOWN_REMAINING]]
     return "\n".join(lines)

@@ -31,6 +31,15 @@ class Accepted:
     remaining: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class NotAccepted:
+    """probes: those that fail with the edit, where every case is right; remaining: what they found; cases: how many."""
+
+    probes: frozenset[str] = frozenset()
+    remaining: tuple[str, ...] = ()
+    cases: int = 0
+
+
 @dataclass
 class Acceptance:
     """Judges edited candidates of one target. wrong: the results that are wrong without an edit."""
@@ -41,23 +50,23 @@ class Acceptance:
     wrong: tuple[str, ...]
     _before: dict[frozenset[str], set[str]] = field(default_factory=dict)
 
-    def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | None:
-        """None if the edited candidate fails a case, or a probe that it passes without the edit."""
+    def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | NotAccepted:
+        """NotAccepted if the edited candidate fails a case, or a probe that it passes without the edit."""
         process = self._process(edited)
         try:
             quick = self._report(process, frozenset(QUICK), seconds, until_failing=True)
             if quick is None or quick.verdict != PASS:
-                return None
+                return NotAccepted()
             whole = self._report(process, select("default"), seconds)
         finally:
             process.close()
         if whole is None or whole.verdict not in (PASS, FAIL):
-            return None
+            return NotAccepted()
         findings = [f for f in whole.findings if f.rung != QUALITY]
         probes = frozenset(f.probe for f in findings)
-        if not probes <= self._failing_before(probes, seconds):
-            return None
-        return Accepted(len(whole.cases), tuple(dict.fromkeys(f.text for f in findings)))
+        remaining = tuple(dict.fromkeys(f.text for f in findings))
+        new = probes - self._failing_before(probes, seconds)
+        return NotAccepted(new, remaining, len(whole.cases)) if new else Accepted(len(whole.cases), remaining)
 
     def _failing_before(self, probes: frozenset[str], seconds: float) -> set[str]:
         """The probes among these that find something in the results which are right without an edit."""

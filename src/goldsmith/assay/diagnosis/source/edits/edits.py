@@ -18,7 +18,7 @@ _OPEN = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Attribute, ast.Sub
 class Edit:
     """A change of one file. spans: (first byte, byte behind the last, new text), apart; kind: what it does.
 
-    cost: the smaller, the earlier it is tried; place: the statement that it changes.
+    cost: the smaller, the earlier it is tried; place: the line of the statement that it changes.
     """
 
     path: str
@@ -27,6 +27,12 @@ class Edit:
     cost: float
     line: int
     place: int = 0
+    function: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the edit removes and adds."""
+        return sum(end - start + len(text) for start, end, text in self.spans)
 
     def applied(self, data: bytes) -> bytes:
         for start, end, text in sorted(self.spans, reverse=True):
@@ -107,7 +113,8 @@ class Function:
         statement = self.statement(node)
         line = getattr(node, "lineno", 0)
         place = statement.lineno if statement is not None else line
-        return Edit(self.file.path, spans, kind, cost + self.penalty, line, place)
+        name = getattr(self.node, "name", "")
+        return Edit(self.file.path, spans, kind, cost + self.penalty, line, place, name)
 
     def swap(self, node: ast.AST, text: str, kind: str, cost: float) -> Edit:
         """The edit that puts an expression's text in the place of `node`, in parentheses where it needs them."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
 from ....declare.target import Target
 from .reached_functions import functions, is_users, reached, user_modules
-from .source_file import SourceFile
+from .source_file import Function, SourceFile
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -36,6 +36,7 @@ class CandidateSource:
     files    by path, the files of the candidate
     parts    its functions
     modules  name -> path of the user's loaded modules
+    changed  paths of the files that were edited
     origin   (module, attribute, index): the target or the candidate; backward: the attribute of its own backward
     """
 
@@ -45,6 +46,21 @@ class CandidateSource:
     origin: tuple[str, str, int | None]
     backward: str = ""
     paths: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def with_text(self, path: str, text: str) -> CandidateSource:
+        """The source after an edit of one file, with the same functions in it."""
+        file = SourceFile(path, self.files[path].module, text.encode())
+        before, after = _functions(self.files[path]), _functions(file)
+        if len(before) != len(after):
+            raise NoSource("the edit changes the number of functions")
+        now = dict(zip(before, after, strict=True))
+        parts = tuple(replace(p, file=file, node=now[p.node]) if p.file.path == path else p for p in self.parts)
+        return replace(self, files={**self.files, path: file}, parts=parts, changed=(*self.changed, path))
+
+    def edited_texts(self) -> dict[str, str]:
+        """path -> text of the files that were edited."""
+        return {path: self.files[path].data.decode(errors="replace") for path in self.changed}
 
     def to_arguments(self) -> dict[str, object]:
         """The arguments of `edited_modules.load`, without the edited text."""
@@ -81,6 +97,10 @@ def candidate_source(target: Target) -> CandidateSource:
         modules = {name if n == "__main__" else n: p for n, p in modules.items()}
         origin = name, *origin[1:]
     return CandidateSource(files, tuple(parts), modules, origin, backward, tuple(sys.path))
+
+
+def _functions(file: SourceFile) -> list[ast.AST]:
+    return [n for n in ast.walk(file.tree) if isinstance(n, Function)]
 
 
 def _first(node: ast.AST) -> tuple[int, ...]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from types import FrameType
 
 import torch
 
+_EDITED = re.compile(r"\.edit\d+$")  # of the name of an edited copy
 Kinds = dict[str, dict[str, str]]  # "file:function:line" -> variable -> kind
 
 
@@ -45,9 +47,10 @@ def observing(files: Collection[str], kinds: Kinds) -> Iterator[None]:
     """Context in which the variables of functions of these files are noted whenever one returns."""
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "return" and frame.f_code.co_filename in files:
+        file = _EDITED.sub("", frame.f_code.co_filename) if event == "return" else ""
+        if file in files:
             code = frame.f_code
-            known = kinds.setdefault(f"{code.co_filename}:{code.co_name}:{code.co_firstlineno}", {})
+            known = kinds.setdefault(f"{file}:{code.co_name}:{code.co_firstlineno}", {})
             for name, value in list(frame.f_locals.items()):
                 try:
                     known[name] = kind_of(value)
