@@ -17,10 +17,10 @@ from .streams import DONE, StreamEvent, Worker
 
 
 class CudaRecording:
-    """A CUDA graph."""
+    """A CUDA graph; it keeps `run`, because its launches read and write tensors that only `run` may hold."""
 
     def __init__(self, device: torch.device, run: Callable[[], None], rehearse: Callable[[], None]) -> None:
-        self._device = device
+        self._device, self._run = device, run
         current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
