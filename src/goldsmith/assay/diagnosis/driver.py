@@ -39,6 +39,7 @@ from .report.open_questions import open_questions
 from .report.rendering import PAGE, Diagnosis
 from .report.trace_sentences import trace_sentences
 from .shrink.smallest_case import smallest_case
+from .trace.line_search import add_line
 
 __all__ = ["PAGE", "Diagnosis", "diagnose"]
 
@@ -83,8 +84,7 @@ def diagnose(
     patch     also look for an edit of the candidate's source that makes it pass, for at most 40 % of the budget
     progress  called with a sentence while a patch is looked for
 
-    Returns a Diagnosis. A keyboard interrupt ends it early, marked partial. Raises TargetError for a mistake in the
-    declaration.
+    Returns a Diagnosis, partial after a keyboard interrupt. Raises TargetError for a mistake in the declaration.
     """
     seed = hooks.seed_of(seed)
     check_arguments("diagnose", target, case, dtype, device, seed, probes, budget_s)
@@ -110,6 +110,7 @@ def diagnose(
             clock.stage = "wider"
             diagnosis = _in_float32(diagnosis, target, failing, seed, selected, clock) or diagnosis
             clock.stage = "beside"
+            add_line(diagnosis, target, failing, clock.smallest, clock.lacks)
             _use_other_case(diagnosis, target, failing, seed, selected, clock)
             if patch:
                 clock.stage = "patch"
@@ -209,8 +210,9 @@ def _find_patch(
     from .source.search import find_patch, patch_seconds  # loads what starts child processes
 
     seconds = patch_seconds(clock.seconds, time.perf_counter() - clock.started)
+    examinations, lines = [clock.smallest or failing, failing], diagnosis.first_lines
     causes = [c.id for c in diagnosis.causes[:2]]
-    search = find_patch(target, [clock.smallest or failing, failing], seconds, causes=causes, progress=progress)
+    search = find_patch(target, examinations, seconds, first_lines=lines, causes=causes, progress=progress)
     diagnosis.patch = search.patch
     diagnosis.traced += [search.reason] if search.reason else []
 

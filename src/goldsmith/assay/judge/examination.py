@@ -42,6 +42,7 @@ from ..report.results import (
     Row,
 )
 from ..support import deadline, inplace_errors
+from ..support.stage_tiles import join_chunks
 from . import ladder
 from .hint import Hint
 
@@ -175,6 +176,8 @@ class Examination:
             self._written_outside(label, run)  # where a kernel writes does not depend on what it computes
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")
+        if self._ref is not None:
+            join_chunks(run.stages, self._ref.values)
         if look:
             self.look(label, run)
         return run

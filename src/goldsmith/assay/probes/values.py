@@ -19,6 +19,7 @@ from ..judge import ladder
 from ..judge.examination import Ended, Examination
 from ..noise import formula_rounding
 from ..report.results import CERTAIN, STATISTICAL, Finding
+from ..support.stage_tiles import join_chunks
 from . import decisions, hints, maps
 
 GROSS = 0.05
@@ -50,6 +51,7 @@ def run(examination: Examination) -> None:
         text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
         examination.note("golden_raised", examination.target.name or "", f"{text}: {examination.ref.unable}")
     examination.stages = examination.ref.order
+    join_chunks(first.stages, examination.ref.values)
     _stages(examination, first)
     if first.called_tracing:
         _debug_outputs(examination)

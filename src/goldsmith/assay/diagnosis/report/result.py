@@ -14,6 +14,7 @@ from ...report.results import _plain as plain_json
 from ..causes.rank import Cause
 from ..facts.evidence import OK, Evidence, StageState
 from ..source.patch import Patch
+from ..trace.faulty_line import FaultyLine, SourceLine
 
 SCHEMA = 1
 _TABLES = ("fits", "ratios", "permutations", "memory")
@@ -27,6 +28,7 @@ class DiagnosisFacts:
     location, map      place in that stage, in words and as a small picture
     causes             the best first
     stages             the table: propagated error, isolated error, state
+    line               the line of the candidate's source that goes wrong first, where it can be traced
     patch              the edit of the candidate's source that makes it pass, if one was looked for and found
     suspects           golden stages that the candidate does not name and that could cause exactly this error
     traced             sentences: where NaN and Inf begin, which output gradient carries the fault
@@ -58,10 +60,16 @@ class DiagnosisFacts:
     target: Target | None = field(default=None, repr=False)
     write_bundle: Callable[..., Path] | None = field(default=None, repr=False)
     patch: Patch | None = None
+    line: FaultyLine | None = None
 
     @property
     def ok(self) -> bool:
         return self.verdict == PASS
+
+    @property
+    def first_lines(self) -> list[SourceLine]:
+        """The lines whose edits a search for a patch tries first."""
+        return [] if self.line is None else [self.line.at]
 
     def faults_of_other_runs(self) -> dict[str, str]:
         """The stages that are right in the plain run and wrong in others, each with the first of these runs."""
@@ -79,6 +87,7 @@ class DiagnosisFacts:
             "map": plain_json(asdict(self.map)) if self.map is not None else None,
             "causes": [plain_json(asdict(c)) for c in self.causes],
             "stages": [plain_json(asdict(s)) for s in self.stages],
+            "line": None if self.line is None else plain_json(self.line.to_json()),
             "patch": None if self.patch is None else plain_json(self.patch.to_json()),
             "suspects": list(self.suspects),
             "traced": list(self.traced),

@@ -18,6 +18,7 @@ from .case_outcomes import FAILED, NOT_RUN, case_outcomes
 
 if TYPE_CHECKING:
     from ..source.patch import Patch
+    from ..trace.faulty_line import FaultyLine
     from .result import DiagnosisFacts
 
 WIDTH = 80
@@ -48,6 +49,8 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     where += [_drawn(diagnosis.map)] if diagnosis.map is not None and max(diagnosis.map.shape) > 1 else []
     if where:
         parts.append("\n".join(where))
+    if diagnosis.line is not None:
+        parts.append(_line(diagnosis.line))
     parts += [_wrapped(sentence, 2) for sentence in (*diagnosis.traced, *diagnosis.undecided)]
     if diagnosis.patch is not None:
         parts.append(_patch(diagnosis.patch))
@@ -104,6 +107,12 @@ def _patch(patch: Patch) -> str:
     if patch.remaining:
         lines += [_wrapped(f"  - {text}", 4) for text in patch.remaining[:SHOWN_REMAINING]]
     return "\n".join(lines)
+
+
+def _line(line: FaultyLine) -> str:
+    """The line of the source that goes wrong first, and what shows it."""
+    lines = [_wrapped(f"Line  {line.place}, in {line.at.function}: {line.expression}", 6)]
+    return "\n".join([*lines, *(_wrapped(f"  - {sentence}", 4) for sentence in line.sentences)])
 
 
 def _table(stages: list[StageState], elsewhere: Mapping[str, str]) -> str:
