@@ -13,6 +13,7 @@ from ...report.text import headline as report_headline
 from ...support.printable import visible
 from ..causes.rank import displayed_causes
 from ..facts.evidence import CULPRIT, StageState
+from ..trace.faulty_line import MEASURED
 from . import replay_command
 from .case_outcomes import FAILED, NOT_RUN, case_outcomes
 
@@ -112,7 +113,7 @@ def _patch(patch: Patch) -> str:
 def _line(line: FaultyLine) -> str:
     """The line of the source that goes wrong first, and what shows it."""
     lines = [_wrapped(f"Line  {line.place}, in {line.at.function}: {line.expression}", 6)]
-    return "\n".join([*lines, *(_wrapped(f"  - {sentence}", 4) for sentence in line.sentences)])
+    return "\n".join([*lines, *(_wrapped(f"  - {sentence}", 4) for sentence in (*line.sentences, MEASURED))])
 
 
 def _table(stages: list[StageState], elsewhere: Mapping[str, str]) -> str:
