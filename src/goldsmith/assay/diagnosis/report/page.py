@@ -11,6 +11,7 @@ from ...report.html import svg
 from ...report.html.page import facts, now, style, template
 from ...report.html.view import RUNG_MEANING, Entry
 from ...support.output_file import write_whole
+from ..trace.faulty_line import MEASURED
 from . import replay_command, view
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
         "made": now(),
         "name": name,
         "found": diagnosis,
+        "line_measured": MEASURED,
         "story": view.story(diagnosis),
         "conditions": list(conditions) or [f"{k} {environment[k]}" for k in ("gpu", "torch") if environment.get(k)],
         "strip": view.strip(diagnosis),

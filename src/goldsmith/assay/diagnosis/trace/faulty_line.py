@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # benchmarks.kernelfault.lines, 44 faults drawn at random (x86, torch 2.13, 2026-11)
-MEASURED = (
-    "Likely, no proof: of 34 such lines in KernelFault 12 were the faulty one, and 25 stood within two lines of it."
-)
+MEASURED = "Likely, no proof: of 34 such lines, 12 were the faulty one, and 25 stood within two lines of it."
 
 
 @dataclass(frozen=True)

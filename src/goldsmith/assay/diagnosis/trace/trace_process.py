@@ -29,8 +29,8 @@ from ...gate.isolation.candidate_side import Parts
 from ...gate.isolation.encoding import receive, send
 from ...gate.isolation.protocol import Closed, Connection
 from ...gate.isolation.wire import run_of
-from ..source.children.edited_modules import install
 from ..source.children.comparison import compared
+from ..source.children.edited_modules import install
 from .faulty_line import FaultyLine, FoundValue
 from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, suspects
 from .lookup import Lookup, look_up
