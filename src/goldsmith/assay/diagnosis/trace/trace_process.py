@@ -29,7 +29,7 @@ from ...gate.isolation.candidate_side import Parts
 from ...gate.isolation.encoding import receive, send
 from ...gate.isolation.protocol import Closed, Connection
 from ...gate.isolation.wire import run_of
-from ..source.children.comparison import compared
+from ..source.children.comparison import wrong_share
 from ..source.children.edited_modules import install
 from .faulty_line import FaultyLine, FoundValue
 from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, suspects
@@ -113,7 +113,7 @@ def _is_right(
         run = execute(own, _PLAIN)
         if run.error is not None or run.plain is None or not mode.made:
             return False
-    return not compared(_results(run), message["bounds"])["wrong"]
+    return not _wrong(_results(run), message["bounds"])
 
 
 def _in_precision(material: Material, dtype: torch.dtype | None, sent: Mapping[str, Tensor]) -> Material:
@@ -140,15 +140,19 @@ def _run(
     if run.error is not None or run.plain is None:
         return f"the candidate raised {type(run.error).__name__}: {run.error}"[:200]
     results = _results(run)
-    outcome = compared(results, message["bounds"])
+    every = _wrong(results, message["bounds"])
     known = set(message["wrong"])
-    wrong = [n for n in outcome["wrong"] if not known or n in known]
+    wrong = [n for n in every if not known or n in known]
     if not wrong:
         return "a run while everything is recorded is right"
-    if dtype is not None and len(outcome["wrong"]) > len(known) and known:
+    if dtype is not None and len(every) > len(known) and known:
         return "other results are wrong in another precision"
     steps = {n: recorder.read(t) for n, t in results.items() if t is not None}
     return recorder, steps, wrong
+
+
+def _wrong(results: Mapping[str, Tensor | None], bounds: Mapping[str, tuple[Tensor, Tensor]]) -> list[str]:
+    return [n for n, (value, bound) in bounds.items() if wrong_share(results.get(n), value, bound)]
 
 
 def _results(run: CandidateRun) -> dict[str, Tensor | None]:
