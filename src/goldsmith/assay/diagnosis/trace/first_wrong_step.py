@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .lookup import NumberMatch
-from .recorder import RecordedStep
+from .recorder import TracedStep
 
 
 @dataclass
 class ComparedRun:
     """steps, their matches (None: not known), elements that are evidence, and the steps of each result."""
 
-    steps: Sequence[RecordedStep]
+    steps: Sequence[TracedStep]
     matches: Sequence[NumberMatch | None]
     told: Sequence[int]
     results: Mapping[str, Collection[int]]
@@ -58,7 +58,7 @@ def first_wrong_step(trace: ComparedRun, within: Collection[int] | None = None) 
     return None
 
 
-def _placed(steps: Sequence[RecordedStep], region: Collection[int]) -> bool:
+def _placed(steps: Sequence[TracedStep], region: Collection[int]) -> bool:
     return any(steps[s].at is not None for s in region)
 
 
@@ -118,7 +118,7 @@ def _ends(trace: ComparedRun, name: str) -> set[int]:
     return ends
 
 
-def ancestors(steps: Sequence[RecordedStep], of: Collection[int]) -> set[int]:
+def ancestors(steps: Sequence[TracedStep], of: Collection[int]) -> set[int]:
     """The steps that these depend on, and themselves."""
     seen, pending = set(of), list(of)
     while pending:

@@ -29,7 +29,7 @@ class TooLong(Exception):
 
 
 @dataclass
-class RecordedStep:
+class TracedStep:
     """One operation of the candidate's source.
 
     at        None: an operation of torch or the assay that no line of the user's made
@@ -71,7 +71,7 @@ class Recorder:
 
     def __init__(self, files: Collection[str]):
         self.files = frozenset(files)
-        self.steps: list[RecordedStep] = []
+        self.steps: list[TracedStep] = []
         self.keys: dict[Key, int] = {}
         self.memories: dict[int, _Memory] = {}
         self.starts: list[int] = []
@@ -108,7 +108,7 @@ class Recorder:
         number = self.keys.get((key, operation, backward)) if key is not None else None
         if number is None:
             number = len(self.steps)
-            self.steps.append(RecordedStep(number, at, operation, moves, backward, factory=factory))
+            self.steps.append(TracedStep(number, at, operation, moves, backward, factory=factory))
             if key is not None:
                 self.keys[key, operation, backward] = number
         step = self.steps[number]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...support.dispatch_mode import DispatchMode
-from .recorder import RecordedStep
+from .recorder import TracedStep
 
 _MOST_VALUES = 48  # golden tensors of one shape
 _MOST_LOOKED = 60  # steps
@@ -72,7 +72,7 @@ class GoldenTensorValue:
 
 
 def substitutes(
-    step: RecordedStep, values: Sequence[GoldenTensorValue], groups: Mapping[int, list[Tensor]]
+    step: TracedStep, values: Sequence[GoldenTensorValue], groups: Mapping[int, list[Tensor]]
 ) -> Iterator[Substitute]:
     """The other results to try for a step, the likeliest kinds first."""
     out = step.result
@@ -125,7 +125,7 @@ def substitutes(
 
 
 def _of_golden(
-    step: RecordedStep, out: Tensor, values: Sequence[GoldenTensorValue], groups: Mapping[int, list[Tensor]]
+    step: TracedStep, out: Tensor, values: Sequence[GoldenTensorValue], groups: Mapping[int, list[Tensor]]
 ) -> Iterator[Substitute]:
     if step.calls == 1:
         for value in _alike(out, values):
@@ -230,7 +230,7 @@ class Proof:
 
 
 def proven(
-    steps: Sequence[RecordedStep], candidates: Sequence[int], values: Sequence[GoldenTensorValue],
+    steps: Sequence[TracedStep], candidates: Sequence[int], values: Sequence[GoldenTensorValue],
     right: Callable[[Substituting], bool], until: float,
 ) -> Proof | None:  # fmt: skip
     """The first candidate for which a substitute makes everything right; right: whether a run under a mode is."""
