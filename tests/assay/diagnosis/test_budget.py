@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis import diagnosis
 from goldsmith.assay.support import deadline
 
 pytestmark = pytest.mark.sweep(3)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...offload.engine import Engine
 
 
-class Step(Protocol):
+class TokenStep(Protocol):
     """Called with tokens [rows] and a cache: the logits of the tokens' successors [rows, vocabulary]"""
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor: ...
@@ -101,7 +101,7 @@ class StepForward:
     ) -> None:
         self._model, self._experts, self._engine, self._hooks = model, experts, engine, hooks
         self._state: Untouched | None = None
-        self._step: Step | None = None
+        self._step: TokenStep | None = None
         self.why_not = "no token was generated yet"
         functools.update_wrapper(self, self._plain)  # `generate` reads the signature
 
@@ -142,7 +142,7 @@ class StepForward:
 
         return run
 
-    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: Step) -> Any:
+    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: TokenStep) -> Any:
         logits = step(options["input_ids"], cache)
         return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
 
