@@ -245,7 +245,8 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
     data = diagnosis.to_json()["patch"]
     assert (data["line"], data["cases"], data["remaining"]) == (diagnosis.patch.line, 4, [])
     diagnosis.to_html(tmp_path / "page.html")
-    assert "<h2>Patch</h2>" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>Patch</h2>" in page and f"<h1>w.grad is wrong: an edit of {own.name}," in page
     with pytest.raises(ValueError, match="is the candidate's own file, which is never written"):
         diagnosis.patch.save(own)
     diagnosis.patch.save(tmp_path / "copy.py")
