@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..judge.examination import Examination
 from .evidence import Evidence
+from .graph.golden import Golden
+from .graph.node import behind
+from .graph.recording import Listening
 from .rules.reading import Reading, label, plain
-from .whatif.run.calls import Listening, behind
-from .whatif.run.golden import Golden
 
 
 def tensor_operators(examination: Examination, evidence: Evidence) -> frozenset[str]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from ..graph.node import Node
 from ..isolate import named
 from . import call_groups
 from .backward import (
@@ -26,6 +27,7 @@ from .backward import (
     transposed_reads,
     unnormalised_weights,
 )
+from .change import Change
 from .indexing import (
     axis_splits,
     grouped_heads,
@@ -82,7 +84,6 @@ from .operators import (
     single_readers,
     unfold,
 )
-from .run.calls import Change, OperatorCall
 from .search_context import SearchContext
 from .sums import (
     block_means,
@@ -138,7 +139,7 @@ _OF_A_CALL = (
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
-def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
+def of(search: SearchContext, calls: list[Node]) -> list[Change]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
     offered = partial(_offered, search)
     waiting = offered("leaves", leaves.changes, search.examination, search.leaves)
@@ -204,7 +205,7 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
     return waiting
 
 
-def _in_backward(search: SearchContext, calls: list[OperatorCall], by_call: Mapping[int, list[Change]]) -> list[Change]:
+def _in_backward(search: SearchContext, calls: list[Node], by_call: Mapping[int, list[Change]]) -> list[Change]:
     """Changes for mistakes that only hand-written backwards make."""
     offered = partial(_offered, search)
     material = search.examination.material

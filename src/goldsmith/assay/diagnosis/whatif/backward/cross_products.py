@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead
+from ...graph.node import Node
+from ..change import Change, instead
 
 _KINDS = (
     ("sign_flip", "its minus is a plus", 1.0, 1.0),
@@ -18,7 +19,7 @@ _KINDS = (
 )
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name != "linalg_cross" or not call.backward:
         return
     for cause, how, first, second in _KINDS:

@@ -12,7 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Instead, Key, OperatorCall, floating, replaced, with_arguments, with_result
+from ...graph.node import Instead, Key, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments, with_result
 from .saved_tensors import followed
 
 _MOST = 12  # tensors that the backward reads
@@ -25,10 +27,10 @@ _SMALL = 1 << 14
 Moved = tuple[str, str, Callable[[Tensor], Tensor], tuple[str, ...], float]
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """All backward readers of a tensor change, or one of them."""
     forward: dict[Key, str] = {}
-    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
+    readers: dict[Key, list[tuple[Node, int]]] = {}
     for call in calls:
         keys = iter(call.makers)
         for i, a in enumerate(call.args):
@@ -75,14 +77,14 @@ def _first(t: Tensor, axis: int) -> Tensor:
     return t.narrow(axis, 0, 1).expand(t.shape).contiguous()
 
 
-def _instead(calls: list[OperatorCall], key: Key, move: Callable[[Tensor], Tensor]) -> Instead:
+def _instead(calls: list[Node], key: Key, move: Callable[[Tensor], Tensor]) -> Instead:
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         return followed(calls, {key: move(tensors[key])}, _FOLLOWED) if key in tensors else {}
 
     return instead
 
 
-def of_a_call(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def of_a_call(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """In the forward: one of several numbers, such as a block's scale, in place of all."""
     small = floating(call.out) and _LEAST <= call.out.numel() <= _SMALL
     if call.backward or call.name not in _MADE or not small:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Key, OperatorCall, floating, seen_through, whole
+from ...graph.node import Key, Node
+from ...graph.tensors import floating, seen_through, whole
+from ..change import Change
 
 _MOST = 24  # tensors that may be confused, and as many that may replace them
 _ORDERS = 6  # orders in which rows may be read
@@ -15,7 +17,7 @@ _MOVES = frozenset("index_select index gather clone _to_copy contiguous masked_f
 Moved = tuple[str, Callable[[Tensor], Tensor]]
 
 
-def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Change]:
+def changes(calls: list[Node], saved: Sequence[str] = ()) -> Iterator[Change]:
     forward: dict[Key, str] = {}
     shapes: dict[Key, tuple[int, ...]] = {}
     read: dict[Key, str] = {}
@@ -40,7 +42,7 @@ def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Ch
     yield from _reordered(calls, read, handed, shapes)
 
 
-def _sources(calls: Sequence[OperatorCall], read: Mapping[Key, str], forward: Mapping[Key, str]) -> dict[Key, str]:
+def _sources(calls: Sequence[Node], read: Mapping[Key, str], forward: Mapping[Key, str]) -> dict[Key, str]:
     """The tensors that the read ones are copies, or rows, of."""
     names: dict[Key, str] = {}
     for key in read:
@@ -51,7 +53,7 @@ def _sources(calls: Sequence[OperatorCall], read: Mapping[Key, str], forward: Ma
     return names
 
 
-def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, other: str) -> Change:
+def _read_instead(calls: list[Node], what: Key, by: Key, name: str, other: str) -> Change:
     """An operand in place of its product or sum is a factor, or a term, left out."""
     text, cause, params = f"the backward reads {other} in place of {name}", "wrong_saved_tensor", {}
     maker = calls[what] if isinstance(what, int) and 0 <= what < len(calls) else None
@@ -78,7 +80,7 @@ def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, othe
 
 
 def _reordered(
-    calls: list[OperatorCall], read: Mapping[Key, str], handed: Mapping[Key, str], shapes: Mapping[Key, tuple[int, ...]]
+    calls: list[Node], read: Mapping[Key, str], handed: Mapping[Key, str], shapes: Mapping[Key, tuple[int, ...]]
 ) -> Iterator[Change]:
     """Rows in another order: of all saved tensors and their results together, or of one tensor."""
     together = {n for n in (shapes[k][0] for k in handed if shapes[k])}
@@ -92,9 +94,7 @@ def _reordered(
                 yield _in_order(calls, [key], read[key], order_name, move, 0.5)
 
 
-def _in_order(
-    calls: list[OperatorCall], keys: list[Key], names: str, order_name: str, move: Callable, prior: float
-) -> Change:
+def _in_order(calls: list[Node], keys: list[Key], names: str, order_name: str, move: Callable, prior: float) -> Change:
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         return followed(calls, {k: move(tensors[k]) for k in keys if k in tensors}, None)
 
@@ -102,7 +102,7 @@ def _in_order(
     return Change("permuted", text, -1, None, {"saved": names, "axis": 0}, prior, saved=instead)
 
 
-def _orders(calls: Sequence[OperatorCall], n: int) -> list[Moved]:
+def _orders(calls: Sequence[Node], n: int) -> list[Moved]:
     """The orders of n rows that the golden uses, their inverses, and the reverse order."""
     orders: dict[tuple[int, ...], Moved] = {}
 
@@ -123,8 +123,8 @@ def _orders(calls: Sequence[OperatorCall], n: int) -> list[Moved]:
 
 
 def followed(
-    calls: Sequence[OperatorCall], new: dict[Key, Tensor], through: frozenset[str] | None,
-    otherwise: Callable[[OperatorCall, Sequence], Tensor | None] | None = None,
+    calls: Sequence[Node], new: dict[Key, Tensor], through: frozenset[str] | None,
+    otherwise: Callable[[Node, Sequence], Tensor | None] | None = None,
 ) -> dict[Key, Tensor]:  # fmt: skip
     """The tensors of `new`, and the forward results recomputed from them by these operators; None: by any.
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, whole, with_arguments, with_result
+from ...graph.node import Changed, Key, Node
+from ...graph.tensors import floating, whole
+from ..change import Change, with_arguments, with_result
 from .block_sums import BLOCKS
 from .saved_tensors import followed
 
@@ -23,7 +25,7 @@ _SPARSE = frozenset(
 )
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     if any(c.backward for c in calls):
         yield from _transposed(calls)
     for call in calls:
@@ -33,7 +35,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
     yield from _owners(calls, among)
 
 
-def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _transposed(calls: Sequence[Node]) -> Iterator[Change]:
     read: dict[Key, tuple[str, Tensor]] = {}
     forward: dict[Key, Tensor] = {}
     for call in calls:
@@ -58,7 +60,7 @@ def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
         yield Change(cause, text, -1, None, {"saved": name}, 0.5 if square else 0.45, saved=instead, also=also)
 
 
-def _strides(call: OperatorCall, numbers: Mapping[str, object]) -> Iterator[Change]:
+def _strides(call: Node, numbers: Mapping[str, object]) -> Iterator[Change]:
     """Places of a flattened table: row S + column, where the golden has row W + column."""
     sizes = {int(n) for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 4096}
     sizes |= {s for t in call.tensors for s in t.shape[-3:] if s > 1}
@@ -76,7 +78,7 @@ def _strides(call: OperatorCall, numbers: Mapping[str, object]) -> Iterator[Chan
                              also=("permuted", "invalid_index"))  # fmt: skip
 
 
-def _last(call: OperatorCall) -> int:
+def _last(call: Node) -> int:
     """The last valid place; not all operators refuse a place beyond it."""
     if call.name in _CHECKED:
         return max(t.numel() for t in call.tensors) - 1
@@ -85,8 +87,8 @@ def _last(call: OperatorCall) -> int:
     return 0
 
 
-def _tiled(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    alike: dict[tuple, list[OperatorCall]] = {}
+def _tiled(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+    alike: dict[tuple, list[Node]] = {}
     for call in calls:
         sparse = call.backward and call.index in among and call.name in _SPARSE and floating(call.out)
         if sparse and call.out.dim() >= 1 and float((call.out != 0).double().mean()) <= 0.5:
@@ -112,13 +114,13 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
     return with_result(repeated)
 
 
-def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def _owners(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Changes of sorted group indices: the first entry of each group counts for the previous group, or the last entry
     for the next.
 
     The first entry of the first group stays there, or wraps around to the last group.
     """
-    groups: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
+    groups: dict[tuple, list[tuple[Node, int | None, int]]] = {}
     for call in calls:
         if not call.backward or call.index not in among:
             continue

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, Instead, Key, OperatorCall, floating, read_back
+from ...graph.node import Instead, Key, Node, read_back
+from ...graph.tensors import floating
+from ..change import Change
 from .saved_tensors import followed
 
 _MOVES = frozenset("clone _to_copy contiguous detach alias".split())
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """exp(x - max x) in place of a softmax, which divides that by its sum."""
     read = read_back(calls, among)
     for call in calls:
@@ -23,7 +25,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                      saved=_undivided(list(calls), call), also=("missing_rescale", "wrong_factor"))  # fmt: skip
 
 
-def _undivided(calls: list[OperatorCall], call: OperatorCall) -> Instead:
+def _undivided(calls: list[Node], call: Node) -> Instead:
     dim = int(call.args[1])
 
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead, replaced, whole, with_arguments
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced, whole
+from ..change import Change, instead, with_arguments
 
 _VIEWS = frozenset("view _unsafe_view reshape clone _reshape_alias".split())
 _INDEXED = {"index_select": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "gather": 2, "scatter_add": 2}
 _OTHERS = ("wrong_stride",)
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name in _VIEWS and floating(call.out) and call.args[0].is_contiguous():
         yield from _split(call)
         yield from _joined(call)
@@ -28,7 +30,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
                 yield from _indices(call, index, _listed(place), call.args[0].shape[place])
 
 
-def _places(call: OperatorCall) -> int:
+def _places(call: Node) -> int:
     axis = call.args[1] if isinstance(call.args[1], int) else 0
     return call.args[0].shape[axis] if call.args[0].dim() else 0
 
@@ -40,7 +42,7 @@ def _listed(place: int) -> Callable[[tuple, Callable], tuple]:
     return put
 
 
-def _split(call: OperatorCall) -> Iterator[Change]:
+def _split(call: Node) -> Iterator[Change]:
     """(n) seen as (a, b), with the elements in the order of (b, a)."""
     old, new = tuple(call.args[0].shape), tuple(call.out.shape)
     for axis in range(len(new) - 1):
@@ -57,7 +59,7 @@ def _split(call: OperatorCall) -> Iterator[Change]:
         yield Change("permuted", text, call.index, instead(turned), {"axis": axis}, 0.55, also=_OTHERS)
 
 
-def _joined(call: OperatorCall) -> Iterator[Change]:
+def _joined(call: Node) -> Iterator[Change]:
     """(a, b) seen as (n), with the elements in the order of (b, a)."""
     old, new = tuple(call.args[0].shape), tuple(call.out.shape)
     for axis in range(len(old) - 1):
@@ -75,7 +77,7 @@ def _joined(call: OperatorCall) -> Iterator[Change]:
 
 
 def _indices(
-    call: OperatorCall, index: Tensor, put: Callable[[tuple, Callable[[Tensor], Tensor]], tuple], n: int
+    call: Node, index: Tensor, put: Callable[[tuple, Callable[[Tensor], Tensor]], tuple], n: int
 ) -> Iterator[Change]:
     """An integer per place: the place's own remainder, or the number of the previous or next place."""
 

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead
+from ...graph.node import Node
+from ..change import Change, instead
 
 _ALSO = ("wrong_stride", "invalid_index")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """Changes of repeating copies, and of repeat_interleave: heads that share keys, groups of experts."""
     x = call.args[0] if call.args else None
     if not isinstance(x, Tensor) or not x.numel():
@@ -28,7 +29,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
                 yield _in_groups(call, axis, times)
 
 
-def _in_turn(call: OperatorCall, axis: int) -> Change:
+def _in_turn(call: Node, axis: int) -> Change:
     groups, each = call.args[0].shape[axis - 1 : axis + 1]
 
     def make(x: Tensor, **kwargs: Any) -> Tensor:
@@ -42,7 +43,7 @@ def _in_turn(call: OperatorCall, axis: int) -> Change:
     return Change("permuted", text, call.index, instead(make), params, 0.6, also=_ALSO)
 
 
-def _in_groups(call: OperatorCall, axis: int, times: int) -> Change:
+def _in_groups(call: Node, axis: int, times: int) -> Change:
     def make(x: Tensor, repeats: Sequence[int], **kwargs: Any) -> Tensor:
         others = [1 if d == axis else n for d, n in enumerate(repeats)]
         return x.repeat_interleave(times, axis).repeat(others)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, whole, with_arguments, with_result
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced, whole
+from ..change import Change, instead, with_arguments, with_result
 
 _COMPARES = {"lt": torch.le, "le": torch.lt, "gt": torch.ge, "ge": torch.gt}
 _INDEXED = {"index_select": 2, "gather": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "scatter_add": 2,
@@ -25,7 +27,7 @@ _MADE = frozenset("mm bmm sum mul add sub div mean amax sqrt rsqrt logsumexp".sp
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name in ("tril", "triu", "tril_", "triu_"):
         yield from _triangles(call)
     same = call.name in ("detach", "alias", "view", "expand", "unsqueeze", "clone", "lift_fresh")
@@ -49,7 +51,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _shifted(call)
 
 
-def _axis(call: OperatorCall) -> int:
+def _axis(call: Node) -> int:
     dim = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], int) and call.name != "embedding" else 0
     return dim % max(call.args[0].dim(), 1)
 
@@ -57,7 +59,7 @@ def _axis(call: OperatorCall) -> int:
 # masks
 
 
-def _triangles(call: OperatorCall) -> Iterator[Change]:
+def _triangles(call: Node) -> Iterator[Change]:
     diagonal = call.args[1] if len(call.args) > 1 else call.kwargs.get("diagonal", 0)
     which = torch.tril if call.name.startswith("tril") else torch.triu
     for step in (1, -1):
@@ -66,7 +68,7 @@ def _triangles(call: OperatorCall) -> Iterator[Change]:
                      {"diagonal": diagonal + step}, 0.8)  # fmt: skip
 
 
-def _masks(call: OperatorCall) -> Iterator[Change]:
+def _masks(call: Node) -> Iterator[Change]:
     if call.name in _COMPARES:
         other = _COMPARES[call.name]
         signs = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -92,7 +94,7 @@ def _masks(call: OperatorCall) -> Iterator[Change]:
                          {"axis": axis, "step": step}, 0.55)  # fmt: skip
 
 
-def _of_indices(call: OperatorCall) -> bool:
+def _of_indices(call: Node) -> bool:
     """Whether indices are compared with a constant, i.e. checked for validity, not for position."""
     tensors = call.tensors
     if len(tensors) != 1 or not whole(tensors[0]):
@@ -102,7 +104,7 @@ def _of_indices(call: OperatorCall) -> bool:
     return not len(steps) or not bool((steps == steps[0]).all())
 
 
-def _shifts(call: OperatorCall) -> bool:
+def _shifts(call: Node) -> bool:
     """Whether positions are compared with positions, so that every row's limit moves by one place."""
     numbers = [t.flatten().diff() for t in call.tensors if t.numel() > 1]
     return call.out.dim() > 1 and all(bool((steps == steps[0]).all()) for steps in numbers)
@@ -115,7 +117,7 @@ def _slid(t: Tensor, step: int, axis: int) -> Tensor:
     return t.index_select(axis, at)
 
 
-def _filled(call: OperatorCall) -> Iterator[Change]:
+def _filled(call: Node) -> Iterator[Change]:
     at = 0 if call.name == "where" else 1
     mask = call.args[at]
     if not isinstance(mask, Tensor) or not mask.numel():
@@ -176,7 +178,7 @@ def _inverse(i: Tensor) -> Tensor:
     return order.to(i.dtype) if torch.equal(i.gather(-1, order).long(), places) else i
 
 
-def _indices(call: OperatorCall, at: int, n: int) -> Iterator[Change]:
+def _indices(call: Node, at: int, n: int) -> Iterator[Change]:
     index = call.args[at]
     if not whole(index) or not n:
         return
@@ -191,7 +193,7 @@ def _indices(call: OperatorCall, at: int, n: int) -> Iterator[Change]:
         )
 
 
-def _index(call: OperatorCall) -> Iterator[Change]:
+def _index(call: Node) -> Iterator[Change]:
     indices = call.args[1]
     for place, index in enumerate(indices):
         if not whole(index):
@@ -223,7 +225,7 @@ def _index(call: OperatorCall) -> Iterator[Change]:
         yield Change("lost_update", text, call.index, with_arguments(lambda args: replaced(args, 3, False)), {}, 0.7)
 
 
-def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
+def _flat(call: Node, n: int, width: int) -> Iterator[Change]:
     """The flat offset index * width, wrapped to a narrow integer."""
     for bits, dtype in ((8, torch.int8), (16, torch.int16), (32, torch.int32)):
         if n * width <= 2 ** (bits - 1):
@@ -239,7 +241,7 @@ def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
         yield Change("index_overflow", text, call.index, instead(read), {"bits": bits}, 0.7)
 
 
-def _lost(call: OperatorCall) -> Iterator[Change]:
+def _lost(call: Node) -> Iterator[Change]:
     """Stored instead of added: only the last, or the first, of several updates of one element survives."""
     indexed = call.name.startswith("index_add")
 
@@ -281,7 +283,7 @@ def _in_runs(index: Tensor) -> bool:
     return bool((index[1:] >= index[:-1]).all()) and 1 < len(index.unique()) < len(index)
 
 
-def _borders(call: OperatorCall) -> Iterator[Change]:
+def _borders(call: Node) -> Iterator[Change]:
     """Sums over consecutive groups, each of which begins or ends one too early or too late."""
     index, axis = call.args[2], _axis(call)
     if index.dim() != 1 or len(index) < 3 or bool((index.diff() < 0).any()) or not bool(index.diff().any()):
@@ -313,7 +315,7 @@ def wraps(t: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
 # views
 
 
-def _untransposed(call: OperatorCall) -> Iterator[Change]:
+def _untransposed(call: Node) -> Iterator[Change]:
     x = call.args[0]
     if not isinstance(x, Tensor) or x.shape != call.out.shape or x.dim() < 2 or torch.equal(x, call.out):
         return
@@ -323,7 +325,7 @@ def _untransposed(call: OperatorCall) -> Iterator[Change]:
                  instead(lambda x, *a, **k: x.clone()), {"operand": name}, 0.75)  # fmt: skip
 
 
-def _offsets(call: OperatorCall) -> Iterator[Change]:
+def _offsets(call: Node) -> Iterator[Change]:
     """A part of a tensor taken from another offset along the same axis."""
     x = call.args[0]
     if not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim():
@@ -359,7 +361,7 @@ def _offsets(call: OperatorCall) -> Iterator[Change]:
         yield Change(cause, text, call.index, instead(elsewhere), {"axis": axis, "from": other}, 0.45)
 
 
-def _shifted(call: OperatorCall) -> Iterator[Change]:
+def _shifted(call: Node) -> Iterator[Change]:
     for axis in range(call.out.dim()):
         for step in (1, -1) if call.out.shape[axis] > 2 else (1,) if call.out.shape[axis] == 2 else ():
             text = f"the result of {call.expression} is shifted by {step} along axis {axis}"
@@ -367,7 +369,7 @@ def _shifted(call: OperatorCall) -> Iterator[Change]:
             yield Change("shifted", text, call.index, with_result(lambda t, s=step, d=axis: t.roll(s, d)), params, 0.3)
 
 
-def _reinterpreted(call: OperatorCall) -> Iterator[Change]:
+def _reinterpreted(call: Node) -> Iterator[Change]:
     """Converted integers whose bits are read as another format."""
     x = call.args[0]
     if not whole(x):

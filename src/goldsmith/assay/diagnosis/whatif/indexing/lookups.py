@@ -14,20 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, whole, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced, whole
+from ..change import Change, instead, with_arguments
 
 _SMALL = 8  # places of a row of indices
 _AT = {"gather": 2, "scatter": 2, "scatter_add": 2, "scatter_add_": 2}
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name in ("index", "index_put", "index_put_"):
         yield from _offsets(call)
     if call.name in _AT:
         yield from _one_of_a_row(call, _AT[call.name])
 
 
-def _together(call: OperatorCall) -> tuple[int, list[Tensor]] | None:
+def _together(call: Node) -> tuple[int, list[Tensor]] | None:
     """(the first indexed axis, the indices of it and the following axes)"""
     indices = list(call.args[1])
     axes = [d for d, i in enumerate(indices) if i is not None]
@@ -36,7 +38,7 @@ def _together(call: OperatorCall) -> tuple[int, list[Tensor]] | None:
     return axes[0], [indices[d] for d in axes]
 
 
-def _offsets(call: OperatorCall) -> Iterator[Change]:
+def _offsets(call: Node) -> Iterator[Change]:
     indexed = _together(call)
     if indexed is None or not floating(call.args[0]):
         return
@@ -70,7 +72,7 @@ def _horner(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return place
 
 
-def _at(call: OperatorCall, first: int, count: int, place: Callable[[Sequence[Tensor]], Tensor]) -> Any:
+def _at(call: Node, first: int, count: int, place: Callable[[Sequence[Tensor]], Tensor]) -> Any:
     """The operator on one flat offset into those axes in memory order; an offset beyond the end wraps around."""
 
     def run(x: Tensor, indices: Sequence[Tensor | None], *rest: Any, **kwargs: Any) -> Tensor:
@@ -85,7 +87,7 @@ def _at(call: OperatorCall, first: int, count: int, place: Callable[[Sequence[Te
     return instead(run)
 
 
-def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
+def _one_of_a_row(call: Node, at: int) -> Iterator[Change]:
     """One index of a row used for all; a scatter that then writes to one place twice stores or adds."""
     index, axis = call.args[at], call.args[1]
     if not whole(index) or not index.dim() or not isinstance(axis, int) or not 1 < index.shape[axis] <= _SMALL:

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """The text does not name the index, so that all steps of a loop can change together."""
     if call.backward or call.name != "select" or not floating(call.args[0]):
         return

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced, whole
+from ..change import Change, with_arguments
 
 _PAIRED = frozenset("add add_ sub sub_ rsub mul mul_ div where maximum minimum addcmul".split())
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if not call.backward and call.name in _PAIRED and floating(call.out):
         for i, a in enumerate(call.args):
             if _square(a):
@@ -33,14 +35,14 @@ def _square(a: object) -> bool:
     return not torch.equal(a, a.mT)
 
 
-def _transposed(call: OperatorCall, at: int) -> Change:
+def _transposed(call: Node, at: int) -> Change:
     name = call.operand(at) or "a table"
     text = f"{call.expression} reads {name} by its columns, not by its rows"
     change = with_arguments(lambda args: replaced(args, at, args[at].mT))
     return Change("transposed", text, call.index, change, {"operand": name}, 0.6, also=("invalid_index",))
 
 
-def _looked_up(call: OperatorCall) -> Iterator[Change]:
+def _looked_up(call: Node) -> Iterator[Change]:
     """x[i, j] read at [j, i], of a square table."""
     indices = call.args[1]
     pair = [d for d, i in enumerate(indices) if i is not None]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments, with_result
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments, with_result
 from .indices import wraps
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
@@ -12,7 +14,7 @@ _SIZES = 6
 _MOST = 96  # operators
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """Changes of `arange`: a range from 1 that is read from 0 is off by one; a range from 0 is shifted."""
     if call.name != "arange" or call.out.numel() < 2:
         return
@@ -31,7 +33,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     yield Change(cause, text, call.index, with_result(lambda t: t.flip(0)), {}, 0.45, also=(also,))
 
 
-def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
+def steps(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """A constant derived from a size of the case, such as a grid step, with that size one higher or lower."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 2}
     count = 0

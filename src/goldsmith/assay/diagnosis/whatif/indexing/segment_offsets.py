@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, whole
+from ...graph.node import Node
+from ...graph.tensors import whole
+from ..change import Change
 
 _ROWS = 1 << 16
 _MOST = 1024  # operators of one line
 Leaves = Mapping[str, Tensor]
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], leaves: Leaves) -> Iterator[Change]:
     yield from _from_the_beginning(leaves)
     yield from _unmoved(calls, among)
 
@@ -47,9 +49,9 @@ def _within(offsets: Tensor) -> Tensor:
     return place - offsets[torch.searchsorted(offsets, place, right=True) - 1]
 
 
-def _unmoved(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def _unmoved(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Shifts that a line adds to positions are left out wherever it runs: all of them, or those of one kind."""
-    lines: dict[str, list[OperatorCall]] = {}
+    lines: dict[str, list[Node]] = {}
     for call in calls:
         number = call.args[1] if len(call.args) > 1 else None
         moves = call.name in ("add", "sub") and whole(call.args[0]) and isinstance(number, int)

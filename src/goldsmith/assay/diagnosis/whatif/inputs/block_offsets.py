@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..run.calls import Change
+from ..change import Change
 
 _BLOCK_SIZES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
 _MOST_ELEMENTS = 1 << 20

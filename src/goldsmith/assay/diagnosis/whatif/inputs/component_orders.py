@@ -10,7 +10,8 @@ from itertools import combinations
 
 from torch import Tensor
 
-from ..run.calls import Change, floating
+from ...graph.tensors import floating
+from ..change import Change
 
 _FEWEST, _MOST = 3, 4  # components
 Leaves = Mapping[str, Tensor]

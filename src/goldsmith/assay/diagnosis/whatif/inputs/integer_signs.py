@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced, whole
+from ..change import Change, with_arguments
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _READ = frozenset("_to_copy mul sub add div".split())  # operators that turn integers into other numbers
 Read = Callable[[Tensor], Tensor]
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name not in _READ or not floating(call.out):
         return
     for i, t in enumerate(call.args[:2]):

@@ -8,7 +8,8 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, floating, whole
+from ...graph.tensors import floating, whole
+from ..change import Change
 
 _WIDTHS = ((torch.int64, torch.int32), (torch.int32, torch.uint8), (torch.int64, torch.uint8))
 _SIZES = 6  # sizes of the case that lengths may be replaced by

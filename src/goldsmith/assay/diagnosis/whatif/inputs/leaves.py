@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ....judge.examination import Examination
+from ...graph.tensors import floating, whole
+from ..change import Change
 from ..indexing.indices import wraps
-from ..run.calls import Change, floating, whole
 from ..sums.reductions import strides_exchanged
 
 _ROWS = 1 << 16

@@ -12,8 +12,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ...graph.node import Instead, Key, Node, read_back
+from ...graph.tensors import floating
 from ..backward.saved_tensors import followed
-from ..run.calls import Change, Instead, Key, OperatorCall, floating, read_back
+from ..change import Change
 
 _LEAST = 3  # entries: with two, the second would be read where the first lies in both cases
 _PAIRS = 28
@@ -52,7 +54,7 @@ def changes(leaves: Leaves) -> Iterator[Change]:
             yield Change("wrong_stride", text.format(name), -1, None, params, 0.6, leaves=moved, also=_ALSO)
 
 
-def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
+def in_backward(calls: Sequence[Node], among: set[int], leaves: Leaves) -> Iterator[Change]:
     """Changes of inputs that only the backward reads wrongly: one, two of equally many entries, or all of those."""
     read = read_back(calls, among)
     alike: dict[int, list[str]] = {}
@@ -78,7 +80,7 @@ def _stacked(leaves: Leaves) -> Iterator[tuple[str, Tensor]]:
             yield name, t
 
 
-def _instead(calls: list[OperatorCall], names: tuple[str, ...], read: Read) -> Instead:
+def _instead(calls: list[Node], names: tuple[str, ...], read: Read) -> Instead:
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if not all(name in tensors for name in names):
             return {}

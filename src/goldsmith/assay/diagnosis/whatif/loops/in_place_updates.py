@@ -11,7 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change, Key, OperatorCall, floating, replaced
+from ...graph.node import Key, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change
 
 _READ = frozenset("mul div add sub addcmul lerp mm bmm addmm where pow square exp".split())
 _MOST, _OTHERS = 200, 6
@@ -23,8 +25,8 @@ class _CurrentValue:
     value: Tensor
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    readers: dict[Key, list[OperatorCall]] = {}
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+    readers: dict[Key, list[Node]] = {}
     for call in calls:
         if not call.backward:
             for key in call.makers:
@@ -41,7 +43,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     yield _reads(call, i, other)
 
 
-def _updates(readers: dict[Key, list[OperatorCall]], key: Key, call: OperatorCall, own: Tensor) -> list[OperatorCall]:
+def _updates(readers: dict[Key, list[Node]], key: Key, call: Node, own: Tensor) -> list[Node]:
     """Results with the operand's shape that are computed from it, before the call and in at most two steps."""
     near = [c for c in readers.get(key, []) if c.index < call.index]
     far = [c for n in near for c in readers.get(n.index, []) if c.index < call.index]
@@ -52,7 +54,7 @@ def _updates(readers: dict[Key, list[OperatorCall]], key: Key, call: OperatorCal
     ][:_OTHERS]  # fmt: skip
 
 
-def _reads(call: OperatorCall, at: int, other: OperatorCall) -> Change:
+def _reads(call: Node, at: int, other: Node) -> Change:
     now = _CurrentValue()
 
     def seen(func: Any, args: tuple, kwargs: dict) -> Any:

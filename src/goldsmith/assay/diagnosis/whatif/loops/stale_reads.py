@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through
+from ...graph.node import Changed, Key, Node
+from ...graph.tensors import floating, replaced, seen_through
+from ..change import Change
 
 _LEAST, _MOST = 2, 1024  # iterations
 _CHANGES = 200
 _STEPS = frozenset("mul div add sub addcmul lerp neg tanh sigmoid exp".split())
 _ALIASES = frozenset("detach alias clone".split())
-_Pair = tuple[OperatorCall, int, OperatorCall, int]  # maker, its operand; reader, its argument
+_Pair = tuple[Node, int, Node, int]  # maker, its operand; reader, its argument
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Changes that let one operator of a loop read a value before its update, or the update too early.
 
     among: the operators that the wrong tensor depends on.
@@ -47,13 +49,13 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             yield _changed(calls, updated, pairs)
 
 
-def _kind(maker: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
+def _kind(maker: Node, j: int, read: Node, i: int) -> tuple:
     """What is equal in every iteration: lines, operands, and the distance between the two operators."""
     return maker.name, maker.line, j, read.name, read.line, i, read.index - maker.index
 
 
-def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
-    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
+def _readers(calls: Sequence[Node], among: set[int]) -> dict[Key, list[tuple[Node, int]]]:
+    readers: dict[Key, list[tuple[Node, int]]] = {}
     for call in calls:
         if call.index not in among or call.backward or not call.line or not call.owns or call.name in _ALIASES:
             continue
@@ -65,7 +67,7 @@ def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[t
     return readers
 
 
-def _operands(maker: OperatorCall) -> Iterator[tuple[int, Key]]:
+def _operands(maker: Node) -> Iterator[tuple[int, Key]]:
     """Operands of the result's shape, which can stand in its place."""
     keys = iter(maker.makers)
     for j, a in enumerate(maker.args):
@@ -74,7 +76,7 @@ def _operands(maker: OperatorCall) -> Iterator[tuple[int, Key]]:
             yield j, key
 
 
-def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -> Change:
+def _changed(calls: Sequence[Node], updated: bool, pairs: list[_Pair]) -> Change:
     current: dict[int, Tensor] = {}  # values of the current run, by operator
     group: dict[int, Changed] = {}
     for maker, j, _, _ in pairs:

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead, replaced, with_arguments, with_result
+from ...graph.node import Node
+from ...graph.tensors import replaced
+from ..change import Change, instead, with_arguments, with_result
 
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _COMPARES = frozenset("lt le gt ge".split())
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if not isinstance(call.out, Tensor) or call.out.dim() < 2 or not call.out.numel():
         return
     rows, columns = call.out.shape[-2:]
@@ -29,7 +31,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _in_blocks(call, 0 if call.name == "where" else 1)
 
 
-def _offsets(call: OperatorCall, apart: int) -> Iterator[Change]:
+def _offsets(call: Node, apart: int) -> Iterator[Change]:
     diagonal = call.args[1] if len(call.args) > 1 else call.kwargs.get("diagonal", 0)
     which = torch.tril if call.name == "tril" else torch.triu
     for other in (diagonal - apart, diagonal + apart):
@@ -42,7 +44,7 @@ def _explanation(apart: int) -> str:
     return f"the numbers of rows and columns differ by {abs(apart)}, and positions are counted from the other end"
 
 
-def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
+def _slid(call: Node, apart: int) -> Iterator[Change]:
     """A comparison of positions, shifted; at the end the border values repeat."""
     for axis in (call.out.dim() - 1, call.out.dim() - 2):
         n = call.out.shape[axis]
@@ -56,7 +58,7 @@ def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
             yield Change("mask_shift", text, call.index, with_result(other), params, 0.5, also=("wrong_mask",))
 
 
-def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:
+def _in_blocks(call: Node, at: int) -> Iterator[Change]:
     """Only the blocks that the diagonal crosses are masked, or all blocks except those."""
     mask = call.args[at]
     if not isinstance(mask, Tensor) or mask.dim() < 2 or min(mask.shape[-2:]) < 2:

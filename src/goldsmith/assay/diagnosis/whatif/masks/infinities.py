@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, with_result
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 
 # masked_values covers a scalar that fills masked places
 _MAKES = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.backward or call.name not in _MAKES or not floating(call.out) or call.out.dim() == 0:
         return
     if bool(torch.isneginf(call.out).any()):

@@ -10,14 +10,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, instead, whole, with_result
+from ...graph.node import Changed, Node
+from ...graph.tensors import whole
+from ..change import Change, instead, with_result
 
 _ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _LIMITS = ("clamp", "clamp_min", "clamp_max")
 _WRAPS = (("around", "count from the end"), ("clamp", "use the nearest valid one"))
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     for call in calls:
         if call.backward or call.index not in among or call.name not in _ASKS or len(call.tensors) != 1:
             continue
@@ -36,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                          also=("wrong_mask",))  # fmt: skip
 
 
-def _replaces(call: OperatorCall, condition: OperatorCall) -> bool:
+def _replaces(call: Node, condition: Node) -> bool:
     """Whether it replaces the indices that the condition is about."""
     at = 1 if call.name == "where" else 0
     if call.name not in (*_LIMITS, "where", "masked_fill") or len(call.args) <= at or not whole(call.args[at]):
@@ -46,6 +48,6 @@ def _replaces(call: OperatorCall, condition: OperatorCall) -> bool:
     return same and not torch.equal(call.args[at], call.out)
 
 
-def _unreplaced(call: OperatorCall) -> Changed:
+def _unreplaced(call: Node) -> Changed:
     at = 1 if call.name == "where" else 0
     return instead(lambda *args, at=at, **kwargs: args[at].clone())

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating
+from ..change import Change
 
 _MASKS, _MOST = 6, 24
 _LIMITS = frozenset("clamp clamp_min clamp_max relu hardtanh".split())
 _HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid tanh rsub".split())
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    masks: list[tuple[OperatorCall, Tensor]] = []
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+    masks: list[tuple[Node, Tensor]] = []
     for call in calls:
         mask = _mask(call, call.args, call.out)
         new = mask is not None and bool(mask.any()) and not bool(mask.all())
@@ -37,7 +39,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     yield _hidden(call, source, kept, f"{call.expression} counts {when} {within}")
 
 
-def _mask(call: OperatorCall, args: tuple, out: object) -> Tensor | None:
+def _mask(call: Node, args: tuple, out: object) -> Tensor | None:
     """The result of a comparison, or where a limit is not reached."""
     if not isinstance(out, Tensor):
         return None
@@ -58,7 +60,7 @@ class _CurrentMask:
     mask: Tensor
 
 
-def _hidden(call: OperatorCall, source: OperatorCall, kept: bool, text: str) -> Change:
+def _hidden(call: Node, source: Node, kept: bool, text: str) -> Change:
     now = _CurrentMask()
 
     def seen(func: Any, args: tuple, kwargs: dict) -> Any:

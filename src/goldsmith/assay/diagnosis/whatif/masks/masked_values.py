@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, replaced, with_arguments, with_result
+from ...graph.node import Changed, Node
+from ...graph.tensors import replaced
+from ..change import Change, with_arguments, with_result
 
 _BLOCKS = (4, 8, 16, 32, 64, 128)
 _BOTH = ("wrong_mask", "off_by_one")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """Changes of `masked_fill` and `where`."""
     if call.name not in ("masked_fill", "where") or len(call.args) < 3 or not isinstance(call.out, Tensor):
         return
@@ -30,7 +32,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _by_blocks(call, at, mask)
 
 
-def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]:
+def _filled(call: Node, hidden: Tensor, fill: float) -> Iterator[Change]:
     """Another number at masked places: a function applied too late to -inf, or 0.
 
     If fully masked blocks are skipped, only the masked places of the diagonal blocks change.
@@ -49,7 +51,7 @@ def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]
             yield Change("wrong_mask", text, call.index, holds, {}, 0.6, free=-1e-3)
 
 
-def _unguarded(call: OperatorCall, mask: Tensor) -> Iterator[Change]:
+def _unguarded(call: Node, mask: Tensor) -> Iterator[Change]:
     """Non-finite values at masked places, such as a mean of nothing, stay visible."""
     for i, at in ((1, ~mask), (2, mask)):
         behind = call.args[i]
@@ -59,7 +61,7 @@ def _unguarded(call: OperatorCall, mask: Tensor) -> Iterator[Change]:
             yield Change("empty_group", text, call.index, change, {}, 0.6, also=("wrong_mask",))
 
 
-def _regions(call: OperatorCall, hidden: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _regions(call: Node, hidden: Tensor) -> Iterator[tuple[str, Tensor]]:
     hidden = hidden.expand(call.out.shape)
     yield "", hidden
     rows, columns = call.out.shape[-2:] if call.out.dim() > 1 else (1, 0)
@@ -72,7 +74,7 @@ def _regions(call: OperatorCall, hidden: Tensor) -> Iterator[tuple[str, Tensor]]
                 yield f" in the blocks of {block} on the diagonal", within
 
 
-def _by_blocks(call: OperatorCall, at: int, mask: Tensor) -> Iterator[Change]:
+def _by_blocks(call: Node, at: int, mask: Tensor) -> Iterator[Change]:
     rows, columns = mask.shape[-2:]
     i = torch.arange(rows, device=mask.device)[:, None]
     j = torch.arange(columns, device=mask.device)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments, with_result
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments, with_result
 
 _MOST = 16  # divisions: each needs a search for a number, and a loop has too many
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if not _divides(call) or len(list(islice(filter(_divides, calls), _MOST + 1))) > _MOST:
         return
 
@@ -33,5 +35,5 @@ def _scaled(c: float) -> Changed:
     return with_result(lambda out: out * c)
 
 
-def _divides(call: OperatorCall) -> bool:
+def _divides(call: Node) -> bool:
     return not call.backward and call.name in ("div", "div_") and len(call.args) > 1 and floating(call.args[1])

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, masks, replaced, whole, with_arguments, with_result
+from ...graph.node import Node
+from ...graph.tensors import floating, masks, replaced, whole
+from ..change import Change, instead, with_arguments, with_result
 from .epsilons import ROOTS
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
@@ -79,7 +81,7 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
 _OF_PLACES = {"missing_term": "invalid_index", "repeated_term": "invalid_index", "wrong_factor": "wrong_stride"}
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     for change in _changes(call, calls):
         other = _OF_PLACES.get(change.cause) if whole(call.out) else None
         if other == "invalid_index" and any(a in (1, -1) for a in call.args[:2] if isinstance(a, int)):
@@ -87,7 +89,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield change if other is None else replace(change, cause=other, also=(change.cause, *change.also))
 
 
-def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _changes(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     if call.name in _ADDS and len(call.args) > 1:
         yield from _sums(call, calls)
     if call.name in _SCALES and len(call.args) > 1:
@@ -128,7 +130,7 @@ def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
 _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())
 
 
-def _inner_scaled(call: OperatorCall) -> Change:
+def _inner_scaled(call: Node) -> Change:
     """The inner product scaled by a number: kernels take it from elsewhere, as a mean or with another scale."""
 
     def make(c: float) -> object:
@@ -138,7 +140,7 @@ def _inner_scaled(call: OperatorCall) -> Change:
     return Change("wrong_factor", text, call.index, make, {}, 0.5, free=1.0)
 
 
-def _of_counts(call: OperatorCall) -> bool:
+def _of_counts(call: Node) -> bool:
     """Whether it protects a division by the counts of empty groups: integers, some of them 0, clamped to 1."""
     x = call.args[0]
     counted = isinstance(x, Tensor) and x.numel() > 1 and bool((x == x.round()).all()) and bool((x >= 0).all())
@@ -147,7 +149,7 @@ def _of_counts(call: OperatorCall) -> bool:
     )
 
 
-def _added_after(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _added_after(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     """f(a) + b in place of f(a + b)."""
     key = call.makers[0] if call.makers else -1
     before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
@@ -172,11 +174,11 @@ _MOVES = frozenset(
 )  # a mistake in their result shows up elsewhere
 
 
-def _name(call: OperatorCall, i: int) -> str:
+def _name(call: Node, i: int) -> str:
     return call.operand(i) or f"an operand of {call.name}"
 
 
-def _sums(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def _sums(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """a + s b and a - s b: a term missing, twice, or with the other sign."""
     a, b = call.args[0], call.args[1]
     sign = -1.0 if call.name.startswith("sub") else 1.0
@@ -220,7 +222,7 @@ def _sums(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Ch
         )
 
 
-def _exclusive(call: OperatorCall, calls: Sequence[OperatorCall]) -> bool:
+def _exclusive(call: Node, calls: Sequence[Node]) -> bool:
     """Whether it is cumsum(x) - x, an exclusive prefix sum."""
     if not call.name.startswith("sub") or len(call.makers) != 2:
         return False
@@ -229,7 +231,7 @@ def _exclusive(call: OperatorCall, calls: Sequence[OperatorCall]) -> bool:
     return maker is not None and maker.name == "cumsum" and maker.makers[:1] == call.makers[1:]
 
 
-def _counted(call: OperatorCall) -> Iterator[Change]:
+def _counted(call: Node) -> Iterator[Change]:
     """A number of places, such as a distance, used as a factor and off by one."""
     for i, a in enumerate(call.args[:2]):
         if whole(a) and a.numel() > 1 and floating(call.out):
@@ -240,7 +242,7 @@ def _counted(call: OperatorCall) -> Iterator[Change]:
                 yield Change("off_by_one", text, call.index, change, params, 0.55, also=("wrong_factor", "shifted"))
 
 
-def _products(call: OperatorCall) -> Iterator[Change]:
+def _products(call: Node) -> Iterator[Change]:
     """a b and a / b: a factor missing, applied twice, or dividing where it should multiply."""
     division = call.name.startswith("div")
     kinds = [(0, 1)] if division else [(0, 1), (1, 0)]
@@ -284,14 +286,14 @@ def _products(call: OperatorCall) -> Iterator[Change]:
             yield _free_scale(call)
 
 
-def _free_scale(call: OperatorCall) -> Change:
+def _free_scale(call: Node) -> Change:
     def make(c: float) -> object:
         return with_result(lambda out: out * c)
 
     return Change("wrong_factor", f"{call.expression} is multiplied by", call.index, make, {}, 0.45, free=1.0)
 
 
-def _biased(call: OperatorCall) -> Iterator[Change]:
+def _biased(call: Node) -> Iterator[Change]:
     name = _name(call, 0)
 
     def dropped(bias: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -311,7 +313,7 @@ def _biased(call: OperatorCall) -> Iterator[Change]:
     yield Change("repeated_term", text, call.index, signed(2), {"term": name, "times": 2}, 0.6)
 
 
-def _scaled_arguments(call: OperatorCall) -> Iterator[Change]:
+def _scaled_arguments(call: Node) -> Iterator[Change]:
     """f(c x): a factor inside a function that cannot be moved outside."""
 
     def make(c: float) -> object:
@@ -321,13 +323,13 @@ def _scaled_arguments(call: OperatorCall) -> Iterator[Change]:
     yield Change("wrong_factor", text, call.index, make, {}, 0.6, free=1.0)
 
 
-def _skipped(call: OperatorCall) -> Change:
+def _skipped(call: Node) -> Change:
     text = f"{call.name} is not applied to {_name(call, 0)}"
     cause = "wrong_saved_tensor" if call.backward else "wrong_factor"
     return Change(cause, text, call.index, instead(lambda x, *a, **k: x.clone()), {"function": call.name}, 0.35)
 
 
-def _absolute(call: OperatorCall) -> Change:
+def _absolute(call: Node) -> Change:
     text = f"|{_name(call, 0)}| stands in place of {call.expression}"
     params = {"factor": _name(call, 0)}
     return Change("wrong_factor", text, call.index, instead(lambda x, *a, **k: x.abs()), params, 0.3)

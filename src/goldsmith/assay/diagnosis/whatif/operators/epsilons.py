@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead, replaced, with_arguments
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, instead, with_arguments
 
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _QUOTIENTS = ("div", "div_")
@@ -27,7 +29,7 @@ Form = Callable[[Tensor, float], Tensor]
 class EpsilonCall:
     """An operator that adds an epsilon c to a number, or takes the maximum of both, right before a function."""
 
-    call: OperatorCall
+    call: Node
     c: float
     added: bool
 
@@ -37,7 +39,7 @@ class EpsilonCall:
         return instead(lambda a, *rest, **kwargs: a.clone())
 
 
-def epsilon_of(call: OperatorCall) -> EpsilonCall | None:
+def epsilon_of(call: Node) -> EpsilonCall | None:
     """The call as an EpsilonCall, or None if it is another operator."""
     added, limited = call.name in _ADDED, call.name in _LIMITED
     if not (added or limited) or len(call.args) < 2 or not floating(call.args[0]) or not floating(call.out):
@@ -50,7 +52,7 @@ def epsilon_of(call: OperatorCall) -> EpsilonCall | None:
     return EpsilonCall(call, float(number) * float(call.kwargs.get("alpha", 1)), added)
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     own = epsilon_of(call)
     if own is not None:
         yield from _at_epsilon(own)
@@ -62,7 +64,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             yield from _at_quotient(call, epsilon)
 
 
-def _epsilon_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -> EpsilonCall | None:
+def _epsilon_before(call: Node, i: int, calls: Sequence[Node]) -> EpsilonCall | None:
     """The EpsilonCall that made the call's i-th argument, possibly through a view."""
     at = sum(isinstance(a, Tensor) for a in call.args[:i])
     key = call.makers[at] if at < len(call.makers) else -1
@@ -70,7 +72,7 @@ def _epsilon_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -
 
 
 def _change(
-    call: OperatorCall, text: str, c: float, change: Changed, prior: float, group: tuple[tuple[int, Changed], ...] = ()
+    call: Node, text: str, c: float, change: Changed, prior: float, group: tuple[tuple[int, Changed], ...] = ()
 ) -> Change:
     return Change("absolute_eps", text, call.index, change, {"eps": c}, prior, group=group)
 
@@ -107,7 +109,7 @@ def _formula(epsilon: EpsilonCall) -> str:
 # changes at the function after it
 
 
-def _at_function(call: OperatorCall, epsilon: EpsilonCall | None) -> Iterator[Change]:
+def _at_function(call: Node, epsilon: EpsilonCall | None) -> Iterator[Change]:
     def inside(c: float) -> Changed:
         return with_arguments(lambda args: replaced(args, 0, args[0] + c))
 
@@ -125,7 +127,7 @@ def _at_function(call: OperatorCall, epsilon: EpsilonCall | None) -> Iterator[Ch
             yield _with_any(call, epsilon, formula, form, prior - 0.2)
 
 
-def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
+def _forms(call: Node) -> Iterator[tuple[str, Form, float]]:
     """(formula, function of the number without epsilon and of the constant, prior)."""
     name = call.name.rstrip("_")
     functions: dict[str, Callable[[Tensor], Tensor]] = {
@@ -140,7 +142,7 @@ def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
     yield f"{name}(a) + {{}}", lambda a, c: f(a) + c, 0.7 if name != "reciprocal" else 0.55
 
 
-def _with_any(call: OperatorCall, epsilon: EpsilonCall | None, formula: str, form: Form, prior: float) -> Change:
+def _with_any(call: Node, epsilon: EpsilonCall | None, formula: str, form: Form, prior: float) -> Change:
     """The change with the epsilon that fits best."""
 
     def make(c: float) -> Changed:
@@ -159,7 +161,7 @@ def _at(form: Form, c: float) -> Callable[..., Tensor]:
 # changes at the quotient after it
 
 
-def _at_quotient(call: OperatorCall, epsilon: EpsilonCall) -> Iterator[Change]:
+def _at_quotient(call: Node, epsilon: EpsilonCall) -> Iterator[Change]:
     name, c = call.operand(0) or "a number", epsilon.c
     forms: tuple[tuple[str, Callable[[Any, Tensor], Tensor]], ...] = (
         (f"{name} / a + {c:g}", lambda x, a: x / a + c),

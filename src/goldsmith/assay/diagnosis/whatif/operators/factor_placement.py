@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Key, OperatorCall, floating, instead, with_arguments, with_result
+from ...graph.node import Key, Node
+from ...graph.tensors import floating
+from ..change import Change, instead, with_arguments, with_result
 
 _BENDS = frozenset("exp sigmoid tanh silu gelu relu softplus _softmax _log_softmax log sqrt rsqrt".split())
 _DEPTH = 4
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name in _BENDS and floating(call.args[0]):
         for name, factor in _factors(calls, call):
             text = f"{name} is a factor after {call.name}, not before"
@@ -38,11 +40,11 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield Change("wrong_factor", text, call.index, change, {"factor": name, "named": f"1/{name}"}, 0.5)
 
 
-def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
+def _maker(calls: Sequence[Node], key: Key) -> Node | None:
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
-def _factors(calls: Sequence[OperatorCall], call: OperatorCall) -> list[tuple[str, Tensor | float]]:
+def _factors(calls: Sequence[Node], call: Node) -> list[tuple[str, Tensor | float]]:
     """Factors and divisors applied before the argument, with the shape of a scalar or a row."""
     factors: list[tuple[str, Tensor | float]] = []
     at, depth = call, _DEPTH

@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced, seen_through, whole
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced, seen_through, whole
+from ..change import Change
 
 _MOST_PAIRS = 1024  # of a sum and its product, in all iterations of a loop
 _SUMS = ("add", "sub")
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """(a + b) * c becomes a * c + b, or a + b * c.
 
     `among` holds the operators that the wrong tensor depends on. All iterations of a line in a loop change together.
     """
-    pairs_by_kind: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
+    pairs_by_kind: dict[tuple, list[tuple[Node, Node, int]]] = {}
     for call in calls:
         if call.backward or call.index not in among or call.name not in ("mul", "div") or len(call.makers) != 2:
             continue

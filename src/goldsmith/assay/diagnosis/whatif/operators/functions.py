@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments, with_result
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, instead, with_arguments, with_result
 
 _MADE = frozenset("mul div add sub mean sum amax exp sigmoid tanh mm bmm var addmm".split())
 _PUT_IN: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
@@ -40,7 +42,7 @@ _WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name.rstrip("_") in _WHOLE:
         yield from _rounded(call)
     if call.name.rstrip("_") in _BENT and floating(call.args[0]):
@@ -51,7 +53,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _put_in(call)
 
 
-def _rounded(call: OperatorCall) -> Iterator[Change]:
+def _rounded(call: Node) -> Iterator[Change]:
     mine = call.name.rstrip("_")
     for name, other in _WHOLE.items():
         if name == mine:
@@ -63,7 +65,7 @@ def _rounded(call: OperatorCall) -> Iterator[Change]:
     yield Change("missing_term", text, call.index, instead(lambda x, *a, **k: x.clone()), {"function": mine}, 0.55)
 
 
-def _bent(call: OperatorCall) -> Iterator[Change]:
+def _bent(call: Node) -> Iterator[Change]:
     """Another activation."""
     mine = call.name.rstrip("_")
     mine = "gelu by tanh" if mine == "gelu" and call.kwargs.get("approximate") == "tanh" else mine
@@ -74,7 +76,7 @@ def _bent(call: OperatorCall) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, change, {"function": name}, 0.4)
 
 
-def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
+def _constants(call: Node, number: float) -> Iterator[Change]:
     """Changes of constants for goldens that round afterwards, where no gradient leads to the best number."""
     if number != round(number) or abs(number) < 3:
         return
@@ -87,7 +89,7 @@ def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, change, params, 0.55, also=("scale_bias", "off_by_one"))
 
 
-def _put_in(call: OperatorCall) -> Iterator[Change]:
+def _put_in(call: Node) -> Iterator[Change]:
     if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share whose complement is taken
         text = f"1 - {call.expression} stands in place of {call.expression}"
         params = {"factor": call.expression, "term": call.expression}

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead
+from ...graph.node import Node
+from ..change import Change, instead
 
 _LN2, _LOG2E = math.log(2.0), 1 / math.log(2.0)
 # given x, its maximum m, and s = log(sum(exp(x - m))): (text, the log-softmax, cause)
@@ -43,7 +44,7 @@ _SUM: tuple[tuple[str, str, Callable[[Tensor, Tensor], Tensor]], ...] = (
 _PRIOR = 0.5
 
 
-def changes(call: OperatorCall) -> Iterator[Change]:
+def changes(call: Node) -> Iterator[Change]:
     """Changes of a softmax, its logarithm, or a logsumexp."""
     if call.name == "logsumexp":
         yield from _of_sums(call)
@@ -59,7 +60,7 @@ def changes(call: OperatorCall) -> Iterator[Change]:
         yield Change(cause, f"{call.expression} {text}", call.index, instead(other), {}, _PRIOR)
 
 
-def _of_sums(call: OperatorCall) -> Iterator[Change]:
+def _of_sums(call: Node) -> Iterator[Change]:
     axes = call.args[1]
     for cause, text, parts in _SUM:
 

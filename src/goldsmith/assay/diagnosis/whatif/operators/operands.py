@@ -6,24 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, masks, replaced, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, masks, replaced
+from ..change import Change, with_arguments
 
 _NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
 _MOST = 400
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor depends on; `known`: inputs and stages by name."""
     offers = (c for call in calls if _has_operands(call, among) for c in _read_otherwise(call, known))
     for _, change in zip(range(_MOST), offers, strict=False):
         yield change
 
 
-def _has_operands(call: OperatorCall, among: set[int]) -> bool:
+def _has_operands(call: Node, among: set[int]) -> bool:
     return not call.backward and call.index in among and call.name not in _NEVER
 
 
-def _read_otherwise(call: OperatorCall, known: Mapping[str, Tensor]) -> Iterator[Change]:
+def _read_otherwise(call: Node, known: Mapping[str, Tensor]) -> Iterator[Change]:
     for i, a in enumerate(call.args):
         if not floating(a) or a.numel() < 2:
             continue

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 from .reductions import BLOCKS
 
 _VIEWS = frozenset("view unsqueeze expand _unsafe_view alias detach".split())
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.backward or not call.args or not floating(call.args[0]):
         return
     if call.name == "mean":
@@ -22,7 +24,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _apart(call, calls)
 
 
-def _alike(call: OperatorCall) -> Iterator[Change]:
+def _alike(call: Node) -> Iterator[Change]:
     """The plain mean of the blocks' means: the last, shorter block weighs too much."""
     axis = _axis(call)
     if axis is None:
@@ -41,7 +43,7 @@ def _alike(call: OperatorCall) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, instead(merged), {"block": block}, 0.5, also=("wrong_mask",))
 
 
-def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _apart(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     """x - mean(x) with the mean of x's own block: the distance between the blocks' means is left out."""
     maker = _maker(calls, call.makers[1])
     if maker is None or maker.name != "mean" or maker.makers[:1] != call.makers[:1]:
@@ -59,7 +61,7 @@ def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
             yield Change("missing_term", text, call.index, instead(inside), {"block": block}, 0.5)
 
 
-def _maker(calls: Sequence[OperatorCall], key: object) -> OperatorCall | None:
+def _maker(calls: Sequence[Node], key: object) -> Node | None:
     call = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     while call is not None and call.name in _VIEWS and call.makers:
         before = call.makers[0]
@@ -67,7 +69,7 @@ def _maker(calls: Sequence[OperatorCall], key: object) -> OperatorCall | None:
     return call
 
 
-def _axis(call: OperatorCall) -> int | None:
+def _axis(call: Node) -> int | None:
     """The one axis that is reduced; None for none or several."""
     dims = call.args[1] if len(call.args) > 1 else None
     return dims[0] % call.args[0].dim() if isinstance(dims, list | tuple) and len(dims) == 1 else None

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, instead, with_arguments
 
 _PARTS = (2, 3, 4, 5, 6, 7, 8)
 _SOFTMAX, _SUM = ("_softmax", "_log_softmax"), "logsumexp"
 _ONE = "each part subtracts its own maximum before exp, and the parts are joined without rescaling"
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """exp(x - max(x)) in place of exp(x - logsumexp(x)), in the forward and where the backward recomputes it."""
     also = ("missing_rescale", "missing_term")
     if call.name == "_softmax":
@@ -36,7 +38,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield Change("wrong_factor", text, call.index, with_arguments(undivided), {"factor": "the sum"}, 0.6, also=also)
 
 
-def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
+def by_parts(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """Parts of equal length, as ranks or splits have them; the last may be shorter."""
     counts = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
     for call in calls:

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, instead, with_arguments
 from .reductions import BLOCKS
 
 _KEPT = ("sum", "accumulator", "sum and accumulator")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return
     if call.name in ("_softmax", "_log_softmax"):
@@ -27,7 +29,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _product(call)
 
 
-def _not_rescaled(call: OperatorCall, which: str, block: int, change: Any) -> Change:
+def _not_rescaled(call: Node, which: str, block: int, change: Any) -> Change:
     text = f"the {which} of an online softmax in blocks of {block} is not rescaled"
     return Change("missing_rescale", text, call.index, change, {"block": block, "which": which}, 0.6)
 
@@ -43,7 +45,7 @@ def _early(x: Tensor, axis: int, block: int) -> Tensor:
     return torch.exp(x - then).nan_to_num()  # -inf from -inf: masked, as is everything before it
 
 
-def _softmax(call: OperatorCall) -> Iterator[Change]:
+def _softmax(call: Node) -> Iterator[Change]:
     axis, log = call.args[1] % call.args[0].dim(), call.name == "_log_softmax"
     for block in _blocks(call.args[0].shape[axis]):
         for which in _KEPT[:1] if log else _KEPT:
@@ -79,7 +81,7 @@ def _step_by_step(x: Tensor, axis: int) -> Tensor:
     return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
 
 
-def _logsumexp(call: OperatorCall) -> Iterator[Change]:
+def _logsumexp(call: Node) -> Iterator[Change]:
     axes = call.args[1] if len(call.args) > 1 else list(range(call.args[0].dim()))
     if len(axes) != 1:
         return
@@ -92,18 +94,18 @@ def _logsumexp(call: OperatorCall) -> Iterator[Change]:
         yield _not_rescaled(call, "sum", block, instead(online))
 
 
-def _sum(call: OperatorCall) -> Iterator[Change]:
+def _sum(call: Node) -> Iterator[Change]:
     dims = call.args[1] if len(call.args) > 1 else None
     if isinstance(dims, list | tuple) and len(dims) == 1:
         yield from _shifted(call, 0, dims[0] % call.args[0].dim(), "sum")
 
 
-def _product(call: OperatorCall) -> Iterator[Change]:
+def _product(call: Node) -> Iterator[Change]:
     for place, axis in ((0, -1), (1, -2)):
         yield from _shifted(call, place, axis % call.args[place].dim(), "accumulator")
 
 
-def _shifted(call: OperatorCall, place: int, axis: int, which: str) -> Iterator[Change]:
+def _shifted(call: Node, place: int, axis: int, which: str) -> Iterator[Change]:
     """A sum in which each row's largest factor is 1, because it was already divided by exp of its maximum."""
     if not _softened(call.args[place], axis):
         return

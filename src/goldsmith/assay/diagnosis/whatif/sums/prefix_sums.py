@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 from .reductions import BLOCKS
 
 _NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
@@ -18,7 +20,7 @@ _REDUCE: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name not in _NEUTRAL or len(call.args) < 2 or not floating(call.args[0]) or not call.args[0].dim():
         return
     axis = call.args[1] % call.args[0].dim()
@@ -33,7 +35,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield from _shifted_or_reversed(call, axis)
 
 
-def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[Change]:
+def _carried(call: Node, axis: int, block: int, first: int) -> Iterator[Change]:
     """Each block carries over nothing, or only the previous block's own total; the first one is longer by `first`."""
     n = call.args[0].shape[axis]
     sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
@@ -59,7 +61,7 @@ def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[
                  also=("truncated_reduction", "missing_term"))  # fmt: skip
 
 
-def _without_last_round(call: OperatorCall, axis: int, block: int, first: int) -> Change:
+def _without_last_round(call: Node, axis: int, block: int, first: int) -> Change:
     """Each block's doubling scan misses its last round: it covers block // 2 places. Its last value is carried on."""
     neutral, reduce, reach = _NEUTRAL[call.name], _REDUCE[call.name], block // 2
 
@@ -77,7 +79,7 @@ def _without_last_round(call: OperatorCall, axis: int, block: int, first: int) -
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
-def _without_later_rounds(call: OperatorCall, axis: int, width: int) -> Change:
+def _without_later_rounds(call: Node, axis: int, width: int) -> Change:
     """A doubling scan over the whole axis that misses its last rounds, so it covers only `width` places."""
     neutral, reduce = _NEUTRAL[call.name], _REDUCE[call.name]
 
@@ -90,7 +92,7 @@ def _without_later_rounds(call: OperatorCall, axis: int, width: int) -> Change:
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
-def _shifted_or_reversed(call: OperatorCall, axis: int) -> Iterator[Change]:
+def _shifted_or_reversed(call: Node, axis: int) -> Iterator[Change]:
     def exclusive(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         result = call.func(x, axis).roll(1, axis)
         result.select(axis, 0).fill_(_NEUTRAL[call.name])

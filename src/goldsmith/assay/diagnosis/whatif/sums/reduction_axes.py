@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, with_result
+from ...graph.node import Changed, Key, Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 
 _MOST = 5  # axes
 _SHAPES = 3
@@ -17,7 +19,7 @@ _ROWS = 3  # row factors to try
 _DEPTH = 3  # operators before a sum
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     """Each changed result keeps the golden's shape; it is spread over the reduced axes where they differ."""
     axes = call.args[1] if len(call.args) > 1 else None
     if call.name not in ("sum", "mean") or not isinstance(axes, list | tuple) or not floating(call.args[0]):
@@ -54,7 +56,7 @@ def _over(dims: int) -> list[tuple[int, ...]]:
     return [over for size in range(1, dims + 1) for over in combinations(range(dims), size)]
 
 
-def _shapes(call: OperatorCall, calls: Sequence[OperatorCall]) -> list[tuple[int, ...]]:
+def _shapes(call: Node, calls: Sequence[Node]) -> list[tuple[int, ...]]:
     """The operand's own shape, then shapes of the tensors it comes from with as many elements."""
     x = call.args[0]
     shapes = {tuple(x.shape): None}
@@ -68,7 +70,7 @@ def _shapes(call: OperatorCall, calls: Sequence[OperatorCall]) -> list[tuple[int
     return list(shapes)[:_SHAPES]
 
 
-def _row_factor(call: OperatorCall, calls: Sequence[OperatorCall], own: tuple[int, ...]) -> Tensor | None:
+def _row_factor(call: Node, calls: Sequence[Node], own: tuple[int, ...]) -> Tensor | None:
     """A factor of the summed tensor that is one number per sum: kernels multiply by it after summing."""
     maker = call
     for _ in range(_DEPTH):
@@ -86,9 +88,7 @@ def _row_factor(call: OperatorCall, calls: Sequence[OperatorCall], own: tuple[in
     return None
 
 
-def backward_sums(
-    calls: Sequence[OperatorCall], among: set[int]
-) -> Iterator[tuple[OperatorCall, Tensor, tuple[int, ...]]]:
+def backward_sums(calls: Sequence[Node], among: set[int]) -> Iterator[tuple[Node, Tensor, tuple[int, ...]]]:
     """(sum of a backward, its addends, its axes), if no result is 0."""
     for call in calls:
         if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
@@ -99,7 +99,7 @@ def backward_sums(
             yield call, x, tuple(sorted(a % x.dim() for a in axes))
 
 
-def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def in_addends(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Backward sums over fewer places than the golden's, each spread over those places, as a factor of an addend.
 
     The sum itself cannot be changed, since autograd would reduce a result that is larger than expected.
@@ -140,14 +140,14 @@ def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Chang
             yield Change("wrong_axis", text, group[0][0], group[0][1], {"axis": over[0]}, 0.55, group=tuple(group))
 
 
-def _rows(calls: Sequence[OperatorCall], x: Tensor, own: tuple[int, ...]) -> list[Tensor]:
+def _rows(calls: Sequence[Node], x: Tensor, own: tuple[int, ...]) -> list[Tensor]:
     """Forward tensors with one number for each sum, by which a kernel may multiply before it sums."""
     shape = tuple(1 if d in own else n for d, n in enumerate(x.shape))
     rows = [c.out for c in calls if not c.backward and c.owns and floating(c.out) and tuple(c.out.shape) == shape]
     return [t for t in rows if t.numel() > 1 and not bool((t == 0).any())][-_ROWS:]
 
 
-def addend_of(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
+def addend_of(calls: Sequence[Node], call: Node, among: set[int]) -> Node | None:
     """The first addend of the summed tensor's size that has the sum as a factor."""
     reached: set[Key] = {call.index}
     size = call.args[0].numel()

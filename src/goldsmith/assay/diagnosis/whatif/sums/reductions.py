@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, instead, with_arguments, with_result
 from ..operators import log_bases
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments, with_result
 from . import reduction_axes
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
@@ -18,7 +20,7 @@ BLOCKS = (8, 16, 32, 64, 128, 256)
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name in _REDUCES and call.args and floating(call.args[0]):
         yield from _reductions(call)
         yield from reduction_axes.changes(call, calls)
@@ -57,7 +59,7 @@ def starts(n: int) -> dict[int, str]:
     return {k: why for k, why in begins.items() if 0 < k < n}
 
 
-def axes_of(call: OperatorCall) -> list[int]:
+def axes_of(call: Node) -> list[int]:
     """The axes of a reduction."""
     x = call.args[0]
     dims = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
@@ -98,7 +100,7 @@ def only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
     return out
 
 
-def _reductions(call: OperatorCall) -> Iterator[Change]:
+def _reductions(call: Node) -> Iterator[Change]:
     x, axes = call.args[0], axes_of(call)
     operand, fill = call.operand(0), neutral(call.name)
     for axis in axes:
@@ -133,7 +135,7 @@ def _mean(part: Callable[[tuple], tuple], factor: float) -> Any:
     return run
 
 
-def _counts(call: OperatorCall, axes: list[int]) -> dict[str, tuple[str, float]]:
+def _counts(call: Node, axes: list[int]) -> dict[str, tuple[str, float]]:
     """Divided by the wrong number, or not at all."""
     n = 1
     for axis in axes:
@@ -159,7 +161,7 @@ def _counts(call: OperatorCall, axes: list[int]) -> dict[str, tuple[str, float]]
     return divisors
 
 
-def _other_axes(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
+def _other_axes(call: Node, axes: list[int]) -> Iterator[Change]:
     # the position of the axis among the arguments
     x, place = call.args[0], 2 if call.name == "linalg_vector_norm" else 1
     if x.dim() < 2:
@@ -186,7 +188,7 @@ def _other_axes(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
 _WHOLE = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm}
 
 
-def _more_or_fewer(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
+def _more_or_fewer(call: Node, axes: list[int]) -> Iterator[Change]:
     """Along all axes in place of some, along one in place of several; the result broadcasts."""
     x, reduce = call.args[0], _WHOLE.get(call.name)
     others = [[a] for a in range(x.dim())] if len(axes) > 1 else [list(range(x.dim()))]
@@ -206,7 +208,7 @@ def _more_or_fewer(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
         yield Change("wrong_axis", text, call.index, instead(along), params, 0.65)
 
 
-def _repeats(call: OperatorCall, axis: int) -> Iterator[Change]:
+def _repeats(call: Node, axis: int) -> Iterator[Change]:
     """The last element, or the remainder block, counted twice: clamped indices instead of a mask."""
     n = call.args[0].shape[axis]
     for block in BLOCKS:
@@ -227,7 +229,7 @@ def _repeats(call: OperatorCall, axis: int) -> Iterator[Change]:
                 yield Change("wrong_mask", text, call.index, with_arguments(padded), {"axis": axis}, 0.4)
 
 
-def repeated(call: OperatorCall) -> list[Change]:
+def repeated(call: Node) -> list[Change]:
     """A product that counts several times; used for groups only, since a single product is a fitted term."""
     if call.name not in ("mm", "bmm") or not floating(call.out):
         return []
@@ -238,7 +240,7 @@ def repeated(call: OperatorCall) -> list[Change]:
     return [Change("repeated_term", f"{call.expression} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
 
 
-def _products(call: OperatorCall) -> Iterator[Change]:
+def _products(call: Node) -> Iterator[Change]:
     left, right = _PRODUCTS[call.name]
     first = 1 if call.name in ("addmm", "baddbmm") else 0
     a, b = call.args[first], call.args[first + 1]
@@ -299,7 +301,7 @@ def _across(t: Tensor) -> Tensor:
 _STORED = ("overwritten_accumulator", "truncated_reduction")
 
 
-def _softmax(call: OperatorCall) -> Iterator[Change]:
+def _softmax(call: Node) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % max(call.args[0].dim(), 1)
     n, name = x.shape[axis], call.name
     log = name == "_log_softmax"

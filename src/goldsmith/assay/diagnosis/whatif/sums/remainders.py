@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments
 from .reductions import axes_of, neutral, only
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -13,9 +15,9 @@ _MOST = 64  # sums of a line
 _TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """All sums of one source line change together, or those of one iteration."""
-    lines: dict[tuple, list[OperatorCall]] = {}
+    lines: dict[tuple, list[Node]] = {}
     for call in calls:
         if (
             call.index in among
@@ -32,7 +34,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     yield from _cut(members[first::turn])
 
 
-def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
+def _cut(members: Sequence[Node]) -> Iterator[Change]:
     lengths = [call.args[0].shape[axes_of(call)[0]] for call in members]
     if len(set(lengths)) == 1:
         return  # of one length: the changes of each sum cover it

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _SUMS = frozenset("sum mean amax logsumexp".split())
 _NORMS = frozenset("_softmax _log_softmax".split())
@@ -21,7 +23,7 @@ _PARTS = 6  # part sizes to try
 _ALSO = ("truncated_reduction", "wrong_factor")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     axis = _axis(call)
     if axis is None:
         return
@@ -38,7 +40,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             yield Change("wrong_axis", text, call.index, change, params, 0.55 if inner else 0.5, also=_ALSO)
 
 
-def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
+def _together(call: Node, axis: int) -> Iterator[Change]:
     """The reverse mistake: the sum also runs over a neighbouring axis, as in a view that merges both."""
     x = call.args[0]
     for other in (axis - 1, axis + 1):
@@ -56,7 +58,7 @@ def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
         yield Change("wrong_axis", text, call.index, instead(run), params, 0.55)
 
 
-def _axis(call: OperatorCall) -> int | None:
+def _axis(call: Node) -> int | None:
     """The one axis that is summed along and whose places all read the sum; None otherwise."""
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return None

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments
 
 _CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _ALSO = ("truncated_reduction", "missing_term")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.backward or call.name not in ("mm", "bmm", "sum") or not call.args:
         return
     x = call.args[0]

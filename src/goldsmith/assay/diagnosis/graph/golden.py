@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....golden.golden_results import GoldenResults
-from ....support.torch_settings import default_dtype
-from .calls import Listening
+from ...golden.golden_results import GoldenResults
+from ...support.torch_settings import default_dtype
 from .decompositions import Opened
+from .recording import Listening
 
 
 @contextmanager

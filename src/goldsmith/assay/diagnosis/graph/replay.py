@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Changed, Instead, Key, Listening, floating, seen_through
+from .node import Changed, Instead, Key
+from .recording import Listening
+from .tensors import floating, seen_through
 
 _MOST_BYTES = 1 << 28  # of storages that are written several times, of which each state is kept
 _LAST = sys.maxsize
