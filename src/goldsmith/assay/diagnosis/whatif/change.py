@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..edits.golden_edit import GoldenEdit
 from ..graph.node import Changed, Instead
 from ..graph.recording import writes
 
@@ -28,6 +29,7 @@ class Change:
     scalars  for at = -1: name of a scalar -> its replacement
     composed for at = -1: (leaves, a function that runs the golden on other leaves) -> results assembled from its runs
     drawn    the change was derived from the candidate's numbers, so it holds for this draw only
+    edit     the change as data; None: its kind is not yet among `edits`
     redone   for a `drawn` change: finds the same kind of change from the numbers of another draw
     """
 
@@ -47,6 +49,7 @@ class Change:
     composed: Callable[..., Mapping[str, Tensor]] | None = None
     drawn: bool = False
     redone: Callable[..., Iterable[Change]] | None = None
+    edit: GoldenEdit | None = None
 
     @property
     def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:

@@ -6,16 +6,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
+from ..edits import arithmetic as arithmetic_edits
+from ..edits import epsilons as epsilons_edits
+from ..edits import indices, integers, masks, scans, softmax
+from ..edits import inputs as input_edits
+from ..edits import reductions as reduction_edits
+from ..edits.golden_edit import NamedEdit
 from ..graph.node import Node
 from ..isolate import named
-from . import call_groups
+from . import call_groups, edited
 from .backward import (
     addend_factors,
     addend_weights,
     block_sums,
-    cross_products,
     min_max_choices,
     rank_sums,
     recomputation,
@@ -29,14 +35,8 @@ from .backward import (
 )
 from .change import Change
 from .indexing import (
-    axis_splits,
-    grouped_heads,
-    indices,
-    lookups,
     memory_layouts,
-    neighbours,
     offset_arithmetic,
-    pair_tables,
     pieces,
     positions,
     repeated_rows,
@@ -45,12 +45,7 @@ from .indexing import (
     uncovered_rows,
 )
 from .inputs import (
-    block_offsets,
-    component_orders,
     composed_slices,
-    integer_signs,
-    integers,
-    leaves,
     partitions,
     scalars,
     sequence_boundaries,
@@ -67,15 +62,10 @@ from .loops import (
     stale_reads,
     turn_offsets,
 )
-from .masks import diagonal_masks, infinities, invalid_indices, masked_terms, masked_values, padded_ends, padding
+from .masks import padded_ends, padding
 from .operators import (
     convolutions,
-    divisors,
-    elementwise,
-    epsilons,
-    factor_placement,
     factor_scopes,
-    functions,
     interpolation,
     operands,
     outer_products,
@@ -86,54 +76,36 @@ from .operators import (
 )
 from .search_context import SearchContext
 from .sums import (
-    block_means,
     gradient_addends,
-    normalisation,
     one_hot_sums,
-    online_softmax,
-    prefix_sums,
     reduction_axes,
-    reductions,
-    remainders,
     sorted_products,
-    split_sums,
     surviving_addends,
-    triangular_sums,
 )
 
+
+def _edited(edits: Callable[..., Iterable[NamedEdit]], *arguments: object) -> Iterable[Change]:
+    return edited.changes(edits(*arguments))
+
+
 _OF_A_CALL = (
-    ("elementwise", elementwise.changes),
-    ("epsilons", epsilons.changes),
-    ("reductions", reductions.changes),
-    ("online softmax", online_softmax.changes),
-    ("block means", block_means.changes),
-    ("prefix sums", prefix_sums.changes),
-    ("functions", functions.changes),
+    ("arithmetic", partial(_edited, arithmetic_edits.edits)),
+    ("epsilons", partial(_edited, epsilons_edits.edits)),
+    ("reductions", partial(_edited, reduction_edits.edits)),
+    ("softmax", partial(_edited, softmax.edits)),
+    ("scans", partial(_edited, scans.edits)),
+    ("indices", partial(_edited, indices.edits)),
+    ("integer signs", partial(_edited, indices.integer_signs)),
+    ("masks", partial(_edited, masks.edits)),
     ("convolutions", convolutions.changes),
     ("unfold", unfold.changes),
-    ("integer signs", integer_signs.changes),
-    ("indices", indices.changes),
-    ("lookups", lookups.changes),
-    ("diagonal masks", diagonal_masks.changes),
     ("topk weights", topk_weights.changes),
     ("row offsets", row_offsets.of_a_call),
-    ("masked values", masked_values.changes),
-    ("axis splits", axis_splits.changes),
-    ("factor placement", factor_placement.changes),
-    ("grouped heads", grouped_heads.changes),
     ("pooling", pooling.changes),
-    ("triangular sums", triangular_sums.changes),
     ("positions", positions.changes),
     ("outer products", outer_products.changes),
-    ("normalisation", normalisation.changes),
     ("offset arithmetic", offset_arithmetic.changes),
-    ("neighbours", neighbours.changes),
-    ("infinities", infinities.changes),
     ("laid_out", memory_layouts.changes),
-    ("divisors", divisors.changes),
-    ("pair tables", pair_tables.changes),
-    ("split sums", split_sums.changes),
-    ("cross products", cross_products.changes),
     ("interpolation", interpolation.changes),
 )
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
@@ -142,23 +114,21 @@ _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration
 def of(search: SearchContext, calls: list[Node]) -> list[Change]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
     offered = partial(_offered, search)
-    waiting = offered("leaves", leaves.changes, search.examination, search.leaves)
-    waiting += offered("block offsets", block_offsets.changes, search.leaves)
-    waiting += offered("partitions", partitions.changes, search.leaves)
+    material = search.examination.material
+    numbers = {**material.sizes, **material.scalars}
+    narrowable = frozenset(n for n, t in material.inputs.items() if t.dtype == torch.float32)
+    waiting = offered("inputs", partial(_edited, input_edits.edits), search.leaves, narrowable)
+    waiting += offered("integers", partial(_edited, integers.edits), search.leaves, numbers)
     waiting += offered("sequence boundaries", sequence_boundaries.changes, search.leaves, search.tensor)
-    waiting += offered("component orders", component_orders.changes, search.leaves)
     waiting += offered("repeated rows", repeated_rows.changes, calls, search.behind)
     theirs = {n: t for n, (_, t) in named(search.own).items()}
     waiting += offered("swapped results", swapped_results.changes, search.examination.ref.values, theirs, search.tensor)
     waiting += offered("scalars", scalars.changes, search.examination.material.scalars, search.leaves)
-    material = search.examination.material
-    numbers = {**material.sizes, **material.scalars}
     waiting += offered("composed slices", composed_slices.changes, search.leaves, search.tensor, numbers)
-    waiting += offered("integers", integers.changes, search.leaves, numbers)
     waiting += offered("recursion starts", recursion_starts.changes, search.leaves, numbers)
-    waiting += offered("invalid indices", invalid_indices.changes, calls, search.behind)
+    waiting += offered("invalid indices", partial(_edited, masks.unchecked_indices), calls, search.behind)
     waiting += offered("positions", positions.steps, calls, search.behind, numbers)
-    waiting += offered("normalisation", normalisation.by_parts, calls, search.behind, numbers)
+    waiting += offered("normalisation", partial(_edited, softmax.by_parts), calls, search.behind, numbers)
     waiting += offered("uncovered rows", uncovered_rows.changes, calls, search.behind, numbers)
     waiting += offered("pieces", pieces.changes, calls, search.behind)
     waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
@@ -169,12 +139,12 @@ def of(search: SearchContext, calls: list[Node]) -> list[Change]:
     waiting += offered("padded ends", padded_ends.changes, search, calls)
     waiting += offered("single readers", single_readers.changes, calls, search.behind)
     waiting += offered("turn offsets", turn_offsets.changes, calls, search.behind)
-    waiting += offered("segment offsets", segment_offsets.changes, calls, search.behind, search.leaves)
+    waiting += offered("segment offsets", segment_offsets.changes, calls, search.behind)
     waiting += offered("factor scopes", factor_scopes.changes, calls, search.behind)
     waiting += offered("partial terms", partial_terms.changes, calls, search.behind)
-    waiting += offered("remainders", remainders.changes, calls, search.behind)
+    waiting += offered("remainders", partial(_edited, scans.remainders), calls, search.behind)
     waiting += offered("stale reads", stale_reads.changes, calls, search.behind)
-    waiting += offered("masked terms", masked_terms.changes, calls, search.behind)
+    waiting += offered("masked terms", partial(_edited, masks.hidden_terms), calls, search.behind)
     waiting += offered("loop bounds", loop_bounds.changes, calls, search.behind)
     waiting += offered("in place updates", in_place_updates.changes, calls, search.behind)
     waiting += offered("addend factors", addend_factors.changes, calls, search.behind)
@@ -186,7 +156,7 @@ def of(search: SearchContext, calls: list[Node]) -> list[Change]:
             continue
         own_changes = [c for kind, source in _OF_A_CALL for c in offered(kind, source, call, calls)]
         own_changes = [c for c in own_changes if search.allows(c)]
-        often = offered("repeated", reductions.repeated, call)
+        often = offered("repeated", partial(_edited, reduction_edits.repeated), call)
         waiting += (
             [replace(c, prior=c.prior - _ONE_TURN) for c in own_changes] if call.index in turning else own_changes
         )

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...edits.reductions import axes_of
 from ...graph.node import Key, Node
 from ...graph.tensors import floating
 from ..change import Change, instead
-from ..sums.reductions import axes_of
 from .addend_factors import _forward, _vanishes
 
 _SUMS, _FACTORS, _ADDENDS = 16, 6, 4

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
+from ...edits.positions import cast_through, wraps
 from ...graph.node import Node
 from ...graph.tensors import floating, replaced
 from ..change import Change, with_arguments, with_result
-from .indices import wraps
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
 _SIZES = 6
@@ -24,9 +25,11 @@ def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
         cause, also = ("off_by_one", "shifted") if first == 1 else ("shifted", "off_by_one")
         change = with_result(lambda t, s=step: t + s)
         yield Change(cause, text, call.index, change, {"step": step}, 0.45, also=(also,))
-    for bits, wrap in wraps(call.out):
+    for bits, dtype in wraps(call.out):
         text = f"{call.expression} wraps at {bits} bits"
-        yield Change("index_overflow", text, call.index, with_result(wrap), {"bits": bits}, 0.6)
+        yield Change(
+            "index_overflow", text, call.index, with_result(partial(cast_through, dtype=dtype)), {"bits": bits}, 0.6
+        )
     of_bits = any(call.index in c.makers and c.name in _SHIFTS for c in calls)
     cause, also = ("wrong_format", "permuted") if of_bits else ("permuted", "wrong_format")
     text = f"{call.expression} counts down where it should count up"

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...edits.primitives import restrict
+from ...edits.reductions import axes_of
+from ...edits.repartitions import neutral
+from ...edits.spans import Span
 from ...graph.node import Node
 from ...graph.tensors import floating, replaced, whole
 from ..change import Change, with_arguments, with_result
-from ..sums.reductions import axes_of, neutral, only
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
 _SUMS = frozenset("sum mean amax amin logsumexp".split())
@@ -83,6 +86,7 @@ def _of_a_sum(call: Node, axis: int, parts: Mapping[int, str]) -> Iterator[Chang
     n, fill = call.args[0].shape[axis], neutral(call.name)
     for limit, why in _rests(n, parts):
         text = f"{call.expression} ends at {limit}: {why}"
-        cut = with_arguments(lambda args, k=limit: replaced(args, 0, only(args[0], axis, 0, k, fill)))
+        span = Span("equal parts", next(c for c in parts if n - n % c == limit))
+        cut = with_arguments(lambda args, s=span: replaced(args, 0, restrict(args[0], axis=axis, span=s, fill=fill)))
         yield Change("missing_partition", text, call.index, cut, {"missing": [limit, n], "axis": axis}, 0.5,
                      also=("truncated_reduction", "off_by_one"))  # fmt: skip

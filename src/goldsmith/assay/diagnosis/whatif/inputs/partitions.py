@@ -12,6 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ...edits.positions import half_stride
 from ...graph.node import Instead, Key, Node, read_back
 from ...graph.tensors import floating
 from ..backward.saved_tensors import followed
@@ -30,28 +31,10 @@ def _halved(t: Tensor) -> Tensor:
     return t.index_select(0, torch.arange(len(t), device=t.device) // 2)
 
 
-def _half_as_long(t: Tensor) -> Tensor:
-    dense = t.contiguous()
-    return dense.as_strided(t.shape, (dense.stride(0) // 2, *dense.stride()[1:])).clone()
-
-
 _READS: tuple[tuple[str, Read], ...] = (
     ("entry i of {} is read at i // 2", _halved),
-    ("the stride between the entries of {} is half of the right one", _half_as_long),
+    ("the stride between the entries of {} is half of the right one", half_stride),
 )
-
-
-def changes(leaves: Leaves) -> Iterator[Change]:
-    """Changes of one input, in forward and backward; `leaves` covers every second entry read twice."""
-    text, read = _READS[1]
-    for name, t in _stacked(leaves):
-        if t[0].numel() % 2 == 0:
-            params = {"operand": name, "input": name, "axis": 0}
-
-            def moved(now: Leaves, name: str = name) -> Leaves:
-                return {name: read(now[name])}
-
-            yield Change("wrong_stride", text.format(name), -1, None, params, 0.6, leaves=moved, also=_ALSO)
 
 
 def in_backward(calls: Sequence[Node], among: set[int], leaves: Leaves) -> Iterator[Change]:

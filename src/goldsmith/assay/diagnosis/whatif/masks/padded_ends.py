@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...edits.golden_edit import EditedRun, NamedEdit
+from ...edits.integers import filled
 from ...graph.node import Changed, Node
 from ...graph.recording import Listening
 from ...graph.tensors import floating
 from ..change import Change, with_result
-from ..inputs import integers
 from ..search_context import SearchContext
 
 _MOST = 4096  # operators; longer goldens get none of these edits
@@ -30,13 +31,13 @@ Pairs = list[tuple[int, int]]  # (operator in the golden's run, the same operato
 class _FullRuns:
     """Repeats the golden with full lengths before each edited run, and keeps the outputs of its operators."""
 
-    def __init__(self, search: SearchContext, full: Change):
-        self.search, self.full = search, full
+    def __init__(self, search: SearchContext, full: NamedEdit):
+        self.search, self.full = search, EditedRun(full.edit)
         self.outputs: dict[int, Any] = {}
 
     def calls(self, now: Leaves) -> list[Node]:
         mode = Listening().record()
-        filled = {**now, **self.full.leaves(now)} if self.full.leaves is not None else now
+        filled = {**now, **self.full.inputs(now)}
         self.search.golden.run_under(mode, filled, self.search.tensor)
         return mode.calls or []
 
@@ -56,7 +57,7 @@ def changes(search: SearchContext, calls: Sequence[Node]) -> Iterator[Change]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
     material = search.examination.material
-    for full in integers.full(search.leaves, {**material.sizes, **material.scalars}):
+    for full in filled(search.leaves, {**material.sizes, **material.scalars}):
         full_runs = _FullRuns(search, full)
         try:
             other = full_runs.calls(search.leaves)

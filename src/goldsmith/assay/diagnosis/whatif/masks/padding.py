@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...edits.spans import BLOCKS
 from ...graph.node import Node
 from ...graph.tensors import floating
 from ..change import Change, with_result
-from ..sums.reductions import BLOCKS
 
 _ON_ELEMENTS = frozenset(
     """add sub rsub mul div pow square abs neg exp sigmoid tanh silu gelu relu sqrt rsqrt log softplus sin cos

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...edits.reductions import cut
 from ...graph.node import Changed, Node
 from ...graph.tensors import floating, replaced
 from ..change import Change, with_arguments
-from ..sums.reductions import cut
 
 _DX, _DW, _DB = 0, 1, 2  # index among the results of torch's backward
 
@@ -31,7 +31,8 @@ def _forward(call: Node) -> Iterator[Change]:
     for cause, text, other, prior in _kernels(w):
         change = with_arguments(lambda args, f=other: replaced(args, 1, f(args[1])))
         yield Change(cause, f"{name} is taken {text}", call.index, change, {"operand": name}, prior)
-    for cause, text, lo, hi, params, prior in cut("the sum over channels", name, 1, w.shape[1]):
+    for cause, prior, text, span, params in cut("the sum over channels", name, 1, w.shape[1]):
+        lo, hi = span.of(w.shape[1])
 
         def part(args: tuple, lo: int = lo, hi: int = hi) -> tuple:
             kept = torch.zeros_like(args[1])
