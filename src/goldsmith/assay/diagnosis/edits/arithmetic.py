@@ -13,7 +13,8 @@ from torch import Tensor
 from ..graph.node import Key, Node
 from ..graph.tensors import floating, masks, whole
 from .epsilons import ROOTS
-from .formulas import (
+from .golden_edit import CALL, RESULT, NamedEdit, do, named
+from .primitives.formulas import (
     ACTIVATIONS,
     DERIVATIVES,
     ROUNDINGS,
@@ -34,8 +35,7 @@ from .formulas import (
     weigh_addends,
     without_bias,
 )
-from .golden_edit import CALL, RESULT, NamedEdit, do, named
-from .primitives import constant, scale
+from .primitives.tensors import constant, scale
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
 _SCALES = ("mul", "mul_", "div", "div_")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating
-from .formulas import plus, unchanged, with_epsilon
 from .golden_edit import CALL, Action, NamedEdit, Part, Primitive, do, named
-from .primitives import constant
+from .primitives.formulas import plus, unchanged, with_epsilon
+from .primitives.tensors import constant
 
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _ADDED, _LIMITED = ("add", "add_"), ("clamp_min", "clamp_min_", "clamp", "clamp_")

@@ -18,7 +18,7 @@ Source = Key | tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One call of an operator in the current run, for primitives that replace the whole call."""
 
     func: Any
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Primitive:
-    """A function from `primitives` with its settings; called with an operand, a result, or a Call."""
+    """A function from `primitives` with its settings; called with an operand, a result, or a OperatorCall."""
 
     of: Callable[..., Any]
     settings: tuple[tuple[str, object], ...] = ()
@@ -73,12 +73,14 @@ class GoldenEdit:
     """The actions of one edit, and the golden's source line that the first of them belongs to.
 
     backward_only  the backward reads the edited input; the forward reads the golden's
+    follow_all     every result made from the edited inputs follows; otherwise only copies and rows of them do
     wrap           "around" or "clamp": how indices out of range are read (the golden's own are never out of range)
     """
 
     actions: tuple[Action, ...]
     line: str = ""
     backward_only: bool = False
+    follow_all: bool = False
     wrap: str = ""
 
     def with_number(self, c: float) -> GoldenEdit:
@@ -121,6 +123,14 @@ class EditedRun:
                 new[action.at] = self._applied(action, new.get(action.at, now[action.at]))
         return new
 
+    def saved(self, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """What the backward reads instead, of the forward's tensors by key; {} if one of them is missing."""
+        wanted = {key for a in self.edit.actions for key in (a.at, *(k for _, k in a.reads))}
+        if not wanted.issubset(tensors):
+            return {}
+        self.now.update({key: tensors[key] for _, key in (r for a in self.edit.actions for r in a.reads)})  # type: ignore[index]
+        return {a.at: self._applied(a, tensors[a.at]) for a in self.edit.actions}
+
     def _applied(self, action: Action, value: object) -> Any:
         return action.primitive(value, **{name: self.now[key] for name, key in action.reads})
 
@@ -136,9 +146,9 @@ class EditedRun:
             if not calls:
                 out = func(*args, **kwargs)
             elif writes(func):
-                out = args[0].copy_(self._applied(calls[0], Call(func, (args[0].clone(), *args[1:]), kwargs)))
+                out = args[0].copy_(self._applied(calls[0], OperatorCall(func, (args[0].clone(), *args[1:]), kwargs)))
             else:
-                out = self._applied(calls[0], Call(func, args, kwargs))
+                out = self._applied(calls[0], OperatorCall(func, args, kwargs))
             for action in results if isinstance(out, Tensor) else ():
                 new = self._applied(action, out)
                 out = out.copy_(new) if writes(func) else new
@@ -162,6 +172,7 @@ class NamedEdit:
     prior  how common the mistake is: of two edits that explain the same, the higher prior comes first
     also   other causes that the same mistake may be called by, the likeliest first
     free   where the search for the edit's number begins; None: it has none
+    drawn  the edit has numbers of this draw, so it holds for no other one
     """
 
     cause: str
@@ -171,6 +182,7 @@ class NamedEdit:
     params: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     free: float | None = None
+    drawn: bool = False
 
 
 def named(

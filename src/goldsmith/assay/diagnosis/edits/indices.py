@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating, whole
-from . import positions as p
-from .formulas import unchanged
 from .golden_edit import CALL, RESULT, NamedEdit, Part, do, named
-from .primitives import constant, transpose
+from .primitives import positions as p
+from .primitives.formulas import unchanged
+from .primitives.tensors import constant, transpose
 
 _INDEXED = {"index_select": 2, "gather": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "scatter_add": 2,
             "scatter_add_": 2, "index_copy": 2, "scatter": 2}  # fmt: skip
@@ -23,6 +23,7 @@ _TAKEN = frozenset("index_select embedding index_add index_add_ gather scatter_a
 _ROWS = frozenset("gather scatter scatter_add scatter_add_".split())
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 _COMPUTED = frozenset("mm bmm sum mul add sub div mean amax sqrt rsqrt logsumexp".split())
+_PER_BLOCK = frozenset("amax amin sum mean logsumexp rsqrt sqrt reciprocal div linalg_vector_norm".split())
 _VIEWS = frozenset("view _unsafe_view reshape clone _reshape_alias".split())
 _PAIRED = frozenset("add add_ sub sub_ rsub mul mul_ div where maximum minimum addcmul".split())
 # (cause, rule, text, prior) for an index
@@ -67,6 +68,12 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
                 text = f"the result of {node.expression} is shifted by {step} along axis {axis}"
                 roll = RESULT, do(p.shift, axis=axis, step=step, edge="around")
                 yield named(node, "shifted", 0.3, text, roll, axis=axis, step=step)
+    if not node.backward and node.name in _PER_BLOCK and floating(node.out) and 1 < node.out.numel() <= 1 << 14:
+        for axis, n in enumerate(node.out.shape):  # one of several numbers, such as a block's scale
+            text = f"the first entry along axis {axis} of {node.expression} is used for all"
+            first = RESULT, do(p.reindex, axis=axis, rule="first")
+            if n > 1:
+                yield named(node, "wrong_stride", 0.36, text, first, also=("invalid_index", "wrong_factor"), axis=axis)
     if not node.backward and node.name in _PAIRED and floating(node.out):
         for i, a in enumerate(node.args):  # a table with a number for each pair
             if floating(a) and a.dim() > 1 and a.shape[-1] == a.shape[-2] > 1 and not torch.equal(a, a.mT):

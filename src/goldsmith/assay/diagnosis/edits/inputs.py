@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..graph.tensors import floating
-from . import positions as p
-from .formulas import applied
 from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, do, of_inputs
-from .primitives import STRIDES
+from .primitives import positions as p
+from .primitives.formulas import applied
+from .primitives.tensors import STRIDES
 
 _NUMBERS = 1 << 20
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..graph.tensors import floating, whole
-from . import positions as p
 from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Primitive, do, of_inputs
 from .inputs import reading
+from .primitives import positions as p
 
 _ROWS = 1 << 16
 _BLOCK = 16  # the largest block that lengths are padded to, since tested cases are small

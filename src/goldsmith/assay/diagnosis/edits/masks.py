@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating, whole
-from . import mask_primitives as p
 from .golden_edit import CALL, RESULT, Action, GoldenEdit, NamedEdit, Part, Primitive, do, named
-from .positions import shift
+from .primitives import masks as p
+from .primitives.positions import shift
 
 _SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OTHER = {"lt": "<=", "le": "<", "gt": ">=", "ge": ">"}

@@ -12,9 +12,17 @@ from torch import Tensor
 from ..graph.node import Key, Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
-from .primitives import STRIDES, at_least, constant, repeat_last, restrict, restrict_blocks, scale, transpose
-from .repartitions import less_own_mean, mean_of_means, neutral, reduce_over, reduce_parts, reduce_together, reduce_view
-from .spans import BLOCKS, Span, cuts
+from .primitives.repartitions import (
+    less_own_mean,
+    mean_of_means,
+    neutral,
+    reduce_over,
+    reduce_parts,
+    reduce_together,
+    reduce_view,
+)
+from .primitives.spans import BLOCKS, Span, cuts
+from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restrict, restrict_blocks, scale, transpose
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}

@@ -7,10 +7,18 @@ from collections.abc import Iterator, Sequence
 from ..graph.node import Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, Action, GoldenEdit, NamedEdit, do, named
-from .primitives import restrict
+from .primitives.repartitions import (
+    NEUTRAL,
+    neutral,
+    scan_backwards,
+    scan_blocks,
+    scan_exclusive,
+    scan_rounds,
+    scan_window,
+)
+from .primitives.spans import BLOCKS, Span
+from .primitives.tensors import restrict
 from .reductions import axes_of
-from .repartitions import NEUTRAL, neutral, scan_backwards, scan_blocks, scan_exclusive, scan_rounds, scan_window
-from .spans import BLOCKS, Span
 
 _SUMS = frozenset("sum mean amax amin logsumexp linalg_vector_norm".split())
 _MOST = 64  # sums of a line

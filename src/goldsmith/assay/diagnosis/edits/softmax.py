@@ -10,9 +10,7 @@ from torch import Tensor
 from ..graph.node import Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, NamedEdit, do, named
-from .primitives import constant, restrict
-from .reductions import cut
-from .repartitions import (
+from .primitives.repartitions import (
     early_factors,
     less_maximum,
     logsumexp_from,
@@ -22,7 +20,9 @@ from .repartitions import (
     softmax_from,
     softmax_total,
 )
-from .spans import BLOCKS
+from .primitives.spans import BLOCKS
+from .primitives.tensors import constant, restrict
+from .reductions import cut
 
 _SOFTMAX = ("_softmax", "_log_softmax")
 _LN2, _LOG2E = math.log(2.0), 1 / math.log(2.0)

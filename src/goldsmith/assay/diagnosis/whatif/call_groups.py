@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ..edits.golden_edit import GoldenEdit, NamedEdit
 from ..graph.node import Node
 from ..graph.tensors import whole
 from .change import Change
+from .edited import change_of
 
 _MOST = 64  # operators in a group
 _TURNS = 4  # iterations of a loop, at least
@@ -100,6 +102,11 @@ def together(members: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -
             cause, also = first.cause, first.also
             if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
                 cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
+            if all(c.edit is not None for c in alike):
+                actions = tuple(a for c in alike if c.edit is not None for a in c.edit.actions)
+                merged = replace(first.edit, actions=actions) if first.edit is not None else GoldenEdit(actions)
+                yield change_of(NamedEdit(cause, text, merged, first.prior - 0.05, first.params, also, first.free))
+                continue
             yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
 
 

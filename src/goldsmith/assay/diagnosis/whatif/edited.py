@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from torch import Tensor
 
 from ..edits.golden_edit import EditedRun, NamedEdit
-from ..graph.node import Changed
+from ..graph.graph import followed
+from ..graph.node import Changed, Key, Node
 from .change import Change
+
+# operators that copy a tensor or take rows of it
+THROUGH = frozenset(
+    "index_select index gather clone _to_copy contiguous masked_fill embedding tril triu detach alias".split()
+)
 
 
 def changes(edits: Iterable[NamedEdit]) -> Iterator[Change]:
-    yield from map(_change, edits)
+    yield from map(change_of, edits)
 
 
-def _change(edit: NamedEdit) -> Change:
+def of_backward(edits: Iterable[NamedEdit], nodes: Sequence[Node]) -> Iterator[Change]:
+    """The edits of which some concern only what the backward reads; copies of those tensors change with them."""
+    for edit in edits:
+        if not edit.edit.backward_only:
+            yield change_of(edit)
+            continue
+
+        def instead(tensors: Mapping[Key, Tensor], edit: NamedEdit = edit) -> Mapping[Key, Tensor]:
+            return followed(nodes, EditedRun(edit.edit).saved(tensors), None if edit.edit.follow_all else THROUGH)
+
+        yield Change(edit.cause, edit.text, -1, None, edit.params, edit.prior, saved=instead, also=edit.also,
+                     drawn=edit.drawn, edit=edit.edit)  # fmt: skip
+
+
+def change_of(edit: NamedEdit) -> Change:
     run = EditedRun(edit.edit)
     places = run.changes()
     leaves = run.inputs if run.needs_inputs else None

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ..edits import arithmetic as arithmetic_edits
 from ..edits import epsilons as epsilons_edits
-from ..edits import indices, integers, masks, scans, softmax
+from ..edits import indices, integers, masks, readers, saved, scans, softmax
 from ..edits import inputs as input_edits
 from ..edits import reductions as reduction_edits
 from ..edits.golden_edit import NamedEdit
+from ..graph.graph import Graph
 from ..graph.node import Node
 from ..isolate import named
 from . import call_groups, edited
@@ -26,12 +27,9 @@ from .backward import (
     rank_sums,
     recomputation,
     regrouped_sums,
-    row_offsets,
-    saved_tensors,
     slopes,
     softmax_inner_products,
     transposed_reads,
-    unnormalised_weights,
 )
 from .change import Change
 from .indexing import (
@@ -46,7 +44,6 @@ from .indexing import (
 )
 from .inputs import (
     composed_slices,
-    partitions,
     scalars,
     sequence_boundaries,
     swapped_results,
@@ -54,20 +51,16 @@ from .inputs import (
 from .loops import (
     chunk_borders,
     gradient_carries,
-    in_place_updates,
     loop_bounds,
     marginals,
     recursion_starts,
     restarts,
-    stale_reads,
     turn_offsets,
 )
 from .masks import padded_ends, padding
 from .operators import (
     convolutions,
-    factor_scopes,
     interpolation,
-    operands,
     outer_products,
     partial_terms,
     pooling,
@@ -88,6 +81,10 @@ def _edited(edits: Callable[..., Iterable[NamedEdit]], *arguments: object) -> It
     return edited.changes(edits(*arguments))
 
 
+def _of_backward(edits: Callable[..., Iterable[NamedEdit]], nodes: list[Node], *arguments: object) -> Iterable[Change]:
+    return edited.of_backward(edits(*arguments), nodes)
+
+
 _OF_A_CALL = (
     ("arithmetic", partial(_edited, arithmetic_edits.edits)),
     ("epsilons", partial(_edited, epsilons_edits.edits)),
@@ -100,7 +97,6 @@ _OF_A_CALL = (
     ("convolutions", convolutions.changes),
     ("unfold", unfold.changes),
     ("topk weights", topk_weights.changes),
-    ("row offsets", row_offsets.of_a_call),
     ("pooling", pooling.changes),
     ("positions", positions.changes),
     ("outer products", outer_products.changes),
@@ -131,8 +127,10 @@ def of(search: SearchContext, calls: list[Node]) -> list[Change]:
     waiting += offered("normalisation", partial(_edited, softmax.by_parts), calls, search.behind, numbers)
     waiting += offered("uncovered rows", uncovered_rows.changes, calls, search.behind, numbers)
     waiting += offered("pieces", pieces.changes, calls, search.behind)
-    waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
-    waiting += offered("saved tensors", saved_tensors.changes, calls, search.examination.target.saved)
+    waiting += offered("readers", partial(_edited, readers.edits), Graph(calls, search.behind), _known(search))
+    graph = Graph(calls, search.behind)
+    saved_edits = partial(_of_backward, saved.edits, calls)
+    waiting += offered("saved tensors", saved_edits, graph, search.examination.target.saved, search.leaves)
     waiting += offered("slopes", slopes.changes, calls)
     waiting += offered("sorted products", sorted_products.changes, calls)
     waiting += [c for c in offered("padding", padding.changes, calls) if c.at in search.behind]
@@ -140,13 +138,10 @@ def of(search: SearchContext, calls: list[Node]) -> list[Change]:
     waiting += offered("single readers", single_readers.changes, calls, search.behind)
     waiting += offered("turn offsets", turn_offsets.changes, calls, search.behind)
     waiting += offered("segment offsets", segment_offsets.changes, calls, search.behind)
-    waiting += offered("factor scopes", factor_scopes.changes, calls, search.behind)
     waiting += offered("partial terms", partial_terms.changes, calls, search.behind)
     waiting += offered("remainders", partial(_edited, scans.remainders), calls, search.behind)
-    waiting += offered("stale reads", stale_reads.changes, calls, search.behind)
     waiting += offered("masked terms", partial(_edited, masks.hidden_terms), calls, search.behind)
     waiting += offered("loop bounds", loop_bounds.changes, calls, search.behind)
-    waiting += offered("in place updates", in_place_updates.changes, calls, search.behind)
     waiting += offered("addend factors", addend_factors.changes, calls, search.behind)
     waiting += offered("reduction axes", reduction_axes.in_addends, calls, search.behind)
     turning = call_groups.turning([call for call in calls if call.index in search.behind])
@@ -180,11 +175,8 @@ def _in_backward(search: SearchContext, calls: list[Node], by_call: Mapping[int,
     offered = partial(_offered, search)
     material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
-    waiting = offered("row offsets", row_offsets.changes, calls, search.behind)
-    waiting += offered("marginals", marginals.changes, calls, search.behind)
-    waiting += offered("unnormalised weights", unnormalised_weights.changes, calls, search.behind)
+    waiting = offered("marginals", marginals.changes, calls, search.behind)
     waiting += offered("min max choices", min_max_choices.changes, calls, search.behind)
-    waiting += offered("partitions", partitions.in_backward, calls, search.behind, search.leaves)
     waiting += offered("regrouped sums", regrouped_sums.changes, calls, search.behind)
     waiting += offered("gradient carries", gradient_carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...graph.graph import followed
 from ...graph.node import Changed, Instead, Key, Node
 from ...graph.tensors import floating
 from ..change import Change, instead
-from .saved_tensors import followed
 
 _MOST = 600  # changes
 _RARER = 0.08

@@ -1,4 +1,4 @@
-"""The backward reads a matrix by columns instead of rows, or computes addresses with another stride.
+"""Addresses in the backward are computed with another stride.
 
 Also here: an entry that belongs to one block, such as a label's, appears in every block; and the first or last entry of
 each group counts for the neighbouring group.
@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...graph.node import Changed, Key, Node
+from ...graph.node import Changed, Node
 from ...graph.tensors import floating, whole
 from ..change import Change, with_arguments, with_result
 from .block_sums import BLOCKS
-from .saved_tensors import followed
 
-_MOST = 24
-_MOVES = frozenset("clone _to_copy contiguous masked_fill tril triu".split())
 _CHECKED = frozenset("index index_put gather scatter scatter_add index_select index_add".split())
 _SPARSE = frozenset(
     "diagonal_backward scatter scatter_add index_put nll_loss_backward nll_loss2d_backward select_backward".split()
@@ -26,38 +23,11 @@ _SPARSE = frozenset(
 
 
 def changes(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
-    if any(c.backward for c in calls):
-        yield from _transposed(calls)
     for call in calls:
         if call.index in among:
             yield from _strides(call, numbers)
     yield from _tiled(calls, among)
     yield from _owners(calls, among)
-
-
-def _transposed(calls: Sequence[Node]) -> Iterator[Change]:
-    read: dict[Key, tuple[str, Tensor]] = {}
-    forward: dict[Key, Tensor] = {}
-    for call in calls:
-        for key, name, t in zip(call.makers, call.operands, call.tensors, strict=True):
-            if call.backward and key in forward:
-                read.setdefault(key, (name, forward[key]))
-            elif not call.backward and floating(t) and t.dim() >= 2 and t.is_contiguous() and key != -1:
-                if t.numel() * t.element_size() == t.untyped_storage().nbytes():
-                    forward[key] = t
-    for key, (name, t) in list(read.items())[:_MOST]:
-        square = t.shape[-1] == t.shape[-2]
-        if min(t.shape[-2:]) < 2 or square and torch.equal(t, t.mT):
-            continue
-
-        def instead(tensors: Mapping[Key, Tensor], key: Key = key) -> dict[Key, Tensor]:
-            old = tensors.get(key)
-            return {} if old is None else followed(list(calls), {key: old.mT.reshape(old.shape)}, _MOVES)
-
-        cause, also = ("transposed", ("wrong_stride",)) if square else ("wrong_stride", ("transposed",))
-        text = f"the backward reads {name or 'an intermediate'} by its columns, not by its rows"
-        # rows and columns of different lengths are rarely confused, so other changes come first
-        yield Change(cause, text, -1, None, {"saved": name}, 0.5 if square else 0.45, saved=instead, also=also)
 
 
 def _strides(call: Node, numbers: Mapping[str, object]) -> Iterator[Change]:

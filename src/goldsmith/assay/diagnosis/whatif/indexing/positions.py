@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from ...edits.positions import cast_through, wraps
+from ...edits.primitives.positions import cast_through, wraps
 from ...graph.node import Node
 from ...graph.tensors import floating, replaced
 from ..change import Change, with_arguments, with_result

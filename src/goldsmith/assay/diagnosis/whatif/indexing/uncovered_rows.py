@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...edits.primitives import restrict
+from ...edits.primitives.repartitions import neutral
+from ...edits.primitives.spans import Span
+from ...edits.primitives.tensors import restrict
 from ...edits.reductions import axes_of
-from ...edits.repartitions import neutral
-from ...edits.spans import Span
 from ...graph.node import Node
 from ...graph.tensors import floating, replaced, whole
 from ..change import Change, with_arguments, with_result

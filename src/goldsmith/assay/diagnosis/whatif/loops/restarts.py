@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from ...graph.graph import followed
 from ...graph.node import Instead, Key, Node
 from ...graph.tensors import floating, replaced
-from ..backward.saved_tensors import followed
 from ..change import Change
 from .gradient_carries import CHUNKS
 

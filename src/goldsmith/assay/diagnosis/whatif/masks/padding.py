@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...edits.spans import BLOCKS
+from ...edits.primitives.spans import BLOCKS
 from ...graph.node import Node
 from ...graph.tensors import floating
 from ..change import Change, with_result

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .golden_edit import Call
+from ..golden_edit import OperatorCall
 
 
 def shift(x: Tensor, *, axis: int, step: int, edge: str) -> Tensor:
@@ -183,7 +183,7 @@ def view_bytes(t: Tensor, *, dtype: torch.dtype) -> Tensor:
     return t.view(dtype)
 
 
-def convert(call: Call, *, rule: str) -> Tensor:
+def convert(call: OperatorCall, *, rule: str) -> Tensor:
     """A conversion of integers that reads them in another format."""
     return replace_integers(call.x.long(), rule=rule).to(call.kwargs.get("dtype", torch.float64))
 
@@ -198,33 +198,33 @@ def wraps(t: Tensor) -> Iterator[tuple[int, torch.dtype]]:
 # views
 
 
-def split_in_turn(call: Call, *, axis: int, shape: tuple[int, ...]) -> Tensor:
+def split_in_turn(call: OperatorCall, *, axis: int, shape: tuple[int, ...]) -> Tensor:
     """(n) seen as (a, b), with the elements in the order of (b, a)."""
     other = (*shape[:axis], shape[axis + 1], shape[axis], *shape[axis + 2 :])
     return call.x.reshape(other).transpose(axis, axis + 1).contiguous()
 
 
-def join_in_turn(call: Call, *, axis: int, shape: tuple[int, ...]) -> Tensor:
+def join_in_turn(call: OperatorCall, *, axis: int, shape: tuple[int, ...]) -> Tensor:
     """(a, b) seen as (n), with the elements in the order of (b, a)."""
     return call.x.transpose(axis, axis + 1).reshape(shape).contiguous()
 
 
-def narrow(call: Call, *, axis: int, start: int, size: int, squeeze: bool) -> Tensor:
+def narrow(call: OperatorCall, *, axis: int, start: int, size: int, squeeze: bool) -> Tensor:
     part = call.x.narrow(axis, start, size)
     return part.squeeze(axis) if squeeze else part
 
 
-def select_across(call: Call, *, axis: int) -> Tensor:
+def select_across(call: OperatorCall, *, axis: int) -> Tensor:
     """A row of a matrix, read as if its axes lay in the other order."""
     return call.x.reshape(call.x.shape[1], call.x.shape[0]).select(1 - axis, call.args[2])
 
 
-def select_neighbour(call: Call, *, step: int) -> Tensor:
+def select_neighbour(call: OperatorCall, *, step: int) -> Tensor:
     x, axis, index = call.args[:3]
     return x.select(axis, min(max(index % x.shape[axis] + step, 0), x.shape[axis] - 1))
 
 
-def repeat_in_turn(call: Call, *, axis: int) -> Tensor:
+def repeat_in_turn(call: OperatorCall, *, axis: int) -> Tensor:
     """A repeating copy whose groups are taken in turn: h % groups for h // each."""
     groups, each = call.x.shape[axis - 1 : axis + 1]
     place = torch.arange(groups * each, device=call.x.device) % groups
@@ -232,7 +232,7 @@ def repeat_in_turn(call: Call, *, axis: int) -> Tensor:
     return one.index_select(axis - 1, place).unflatten(axis - 1, (groups, each)).contiguous()
 
 
-def repeat_in_groups(call: Call, *, axis: int) -> Tensor:
+def repeat_in_groups(call: OperatorCall, *, axis: int) -> Tensor:
     repeats = call.args[1]
     others = [1 if d == axis else n for d, n in enumerate(repeats)]
     return call.x.repeat_interleave(repeats[axis], axis).repeat(others)
@@ -241,7 +241,7 @@ def repeat_in_groups(call: Call, *, axis: int) -> Tensor:
 # lookups and stores
 
 
-def flat_lookup(call: Call, *, dtype: torch.dtype, width: int) -> Tensor:
+def flat_lookup(call: OperatorCall, *, dtype: torch.dtype, width: int) -> Tensor:
     """The flat offset index * width, wrapped to a narrow integer."""
     x, indices = call.args[:2]
     i = next(j for j in indices if j is not None)
@@ -250,7 +250,9 @@ def flat_lookup(call: Call, *, dtype: torch.dtype, width: int) -> Tensor:
     return x.flatten()[at].reshape(*i.shape, *x.shape[1:])
 
 
-def lookup_with(call: Call, *, first: int, count: int, sizes: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+def lookup_with(
+    call: OperatorCall, *, first: int, count: int, sizes: tuple[int, ...], order: tuple[int, ...]
+) -> Tensor:
     """Indices of several axes as one flat offset with other strides; an offset beyond the end wraps around."""
     x, indices, *rest = call.args
     shape = x.shape[first : first + count]
@@ -280,13 +282,13 @@ def one_of_row(i: Tensor, *, axis: int, place: int | None) -> Tensor:
     return i.select(axis, place).unsqueeze(axis).expand(i.shape).contiguous()
 
 
-def store_added(call: Call, *, axis: int, place: int) -> Tensor:
+def store_added(call: OperatorCall, *, axis: int, place: int) -> Tensor:
     """A scatter of which one index of every row is used, and colliding values are added."""
     x, dim, i, source = call.args[:4]
     return x.scatter(dim, i, 0.0).scatter_add(dim, one_of_row(i, axis=axis, place=place), source)
 
 
-def store_updates(call: Call, *, last: bool, keep: bool) -> Tensor:
+def store_updates(call: OperatorCall, *, last: bool, keep: bool) -> Tensor:
     """Stored instead of added: the last or the first of several updates survives, with or without what was there."""
     x, dim, index, source = call.args[:4]
     indexed = call.name.startswith("index_add")
@@ -302,7 +304,7 @@ def store_updates(call: Call, *, last: bool, keep: bool) -> Tensor:
     return out
 
 
-def shift_groups(call: Call, *, edge: str, late: bool) -> Tensor:
+def shift_groups(call: OperatorCall, *, edge: str, late: bool) -> Tensor:
     """Sums over consecutive groups, each of which begins or ends one too early or too late."""
     x, dim, index, source = call.args[:4]
     first = torch.cat([index.new_ones(1), index.diff()]).nonzero().flatten()

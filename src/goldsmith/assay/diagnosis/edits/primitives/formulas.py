@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .golden_edit import Call
+from ..golden_edit import OperatorCall
 
 
-def function(call: Call, *, of: Callable[..., Tensor]) -> Tensor:
+def function(call: OperatorCall, *, of: Callable[..., Tensor]) -> Tensor:
     """Another function of the first operand."""
     return of(call.x)
 
 
-def formula(call: Call, *, of: Callable[..., Tensor]) -> Tensor:
+def formula(call: OperatorCall, *, of: Callable[..., Tensor]) -> Tensor:
     """Another function of all operands."""
     return of(*call.args, **call.kwargs)
 
 
-def unchanged(call: Call) -> Tensor:
+def unchanged(call: OperatorCall) -> Tensor:
     return call.x.clone()
 
 
@@ -44,7 +44,7 @@ def addend_sign(name: str, alpha: float) -> float:
     return alpha * (-1.0 if name in ("sub", "sub_", "rsub") else 1.0)
 
 
-def weigh_addends(call: Call, *, a: float, b: float) -> Tensor:
+def weigh_addends(call: OperatorCall, *, a: float, b: float) -> Tensor:
     """a times the first addend and b times the second one, where the golden has 1 and 1."""
     p, q = call.args[1::-1] if call.name == "rsub" else call.args[:2]
     s = addend_sign(call.name, float(call.kwargs.get("alpha", 1)))
@@ -53,32 +53,32 @@ def weigh_addends(call: Call, *, a: float, b: float) -> Tensor:
     return (total if isinstance(total, Tensor) else torch.zeros(())).expand(shape).clone()
 
 
-def drop_factor(call: Call, *, keep: int) -> Tensor:
+def drop_factor(call: OperatorCall, *, keep: int) -> Tensor:
     shapes = [a.shape for a in call.args[:2] if isinstance(a, Tensor)]
     kept = call.args[keep]
     kept = kept if isinstance(kept, Tensor) else torch.tensor(kept, dtype=torch.float64)
     return kept.expand(torch.broadcast_shapes(*shapes)).clone()
 
 
-def repeat_factor(call: Call, *, other: int, divide: bool, times: int) -> Tensor:
+def repeat_factor(call: OperatorCall, *, other: int, divide: bool, times: int) -> Tensor:
     """The result multiplied or divided by an operand again: once, or twice so that the factor is inverted."""
     out = call.on(*call.args)
     factor = call.args[other] if times == 1 else call.args[other] ** 2
     return out / factor if divide else out * factor
 
 
-def without_bias(call: Call, *, of: Callable[..., Tensor]) -> Tensor:
+def without_bias(call: OperatorCall, *, of: Callable[..., Tensor]) -> Tensor:
     return of(*call.args[1:])
 
 
-def add_after(call: Call, kept: Tensor, added: Tensor, *, sign_kept: float, sign_added: float) -> Tensor:
+def add_after(call: OperatorCall, kept: Tensor, added: Tensor, *, sign_kept: float, sign_added: float) -> Tensor:
     """f(a) + b in place of f(a + b)."""
     kept = kept if sign_kept == 1 else sign_kept * kept
     added = added if sign_added == 1 else sign_added * added
     return call.on(kept.expand_as(call.x).contiguous(), *call.args[1:]) + added
 
 
-def scale_after(call: Call, *, c: float) -> Tensor:
+def scale_after(call: OperatorCall, *, c: float) -> Tensor:
     """f(x) c in place of f(c x)."""
     return call.on(call.x / c, *call.args[1:]) * c
 
@@ -86,7 +86,7 @@ def scale_after(call: Call, *, c: float) -> Tensor:
 # epsilons
 
 
-def with_epsilon(call: Call, *, of: Callable[..., Tensor], c: float) -> Tensor:
+def with_epsilon(call: OperatorCall, *, of: Callable[..., Tensor], c: float) -> Tensor:
     return of(*call.args[: of.__code__.co_argcount - 1], c)
 
 
@@ -97,7 +97,7 @@ def inner_product(g: Tensor, y: Tensor, dim: int) -> Tensor:
     return (g * y).sum(dim, keepdim=True)
 
 
-def scale_inner_product(call: Call, *, c: float) -> Tensor:
+def scale_inner_product(call: OperatorCall, *, c: float) -> Tensor:
     """A softmax's derivative, whose inner product kernels take from elsewhere, as a mean or with another scale."""
     g, y, dim = call.args[:3]
     return y * (g - c * inner_product(g, y, dim))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..graph.tensors import floating
-from .golden_edit import Call
+from ...graph.tensors import floating
+from ..golden_edit import OperatorCall
 
 LIMITS = frozenset("clamp clamp_min clamp_max relu hardtanh".split())
 _COMPARES = {"lt": torch.le, "le": torch.lt, "gt": torch.ge, "ge": torch.gt}
 
 
-def compare_otherwise(call: Call) -> Tensor:
+def compare_otherwise(call: OperatorCall) -> Tensor:
     """<= for <, and the like."""
     return _COMPARES[call.name](*call.args)
 
@@ -21,7 +21,7 @@ def fill(m: Tensor, *, value: bool) -> Tensor:
     return torch.full_like(m, value)
 
 
-def triangle(call: Call, *, diagonal: int) -> Tensor:
+def triangle(call: OperatorCall, *, diagonal: int) -> Tensor:
     return (torch.tril if call.name.startswith("tril") else torch.triu)(call.x, diagonal)
 
 
@@ -53,7 +53,7 @@ def hidden(mask: Tensor, shape: tuple[int, ...], block: int, inverted: bool) -> 
     return m & (j < (i // block + 1) * block)
 
 
-def hold(call: Call, *, block: int, c: float) -> Tensor:
+def hold(call: OperatorCall, *, block: int, c: float) -> Tensor:
     """Another number at masked places; block: only in the blocks on the diagonal."""
     inverted = call.name == "where"
     out = call.on(*call.args)
@@ -65,7 +65,7 @@ def zero_for_infinity(x: Tensor) -> Tensor:
     return x.masked_fill(torch.isneginf(x), 0.0)
 
 
-def keep_operand(call: Call, *, at: int) -> Tensor:
+def keep_operand(call: OperatorCall, *, at: int) -> Tensor:
     return call.args[at].clone()
 
 

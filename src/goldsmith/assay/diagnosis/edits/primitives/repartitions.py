@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .golden_edit import Call
+from ..golden_edit import OperatorCall
 from .spans import Span
 
 NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
@@ -27,7 +27,7 @@ def neutral(name: str) -> float:
 # other axes
 
 
-def reduce_over(call: Call, *, axes: tuple[int, ...], own: tuple[int, ...], keep: bool) -> Tensor:
+def reduce_over(call: OperatorCall, *, axes: tuple[int, ...], own: tuple[int, ...], keep: bool) -> Tensor:
     """Over all axes in place of some, or over one in place of several; the result broadcasts."""
     x = call.x
     out = _REDUCE[call.name](x, dim=axes, keepdim=True)
@@ -37,7 +37,7 @@ def reduce_over(call: Call, *, axes: tuple[int, ...], own: tuple[int, ...], keep
 
 
 def reduce_view(
-    call: Call, *, shape: tuple[int, ...], axes: tuple[int, ...], own: tuple[int, ...], keep: bool, share: float
+    call: OperatorCall, *, shape: tuple[int, ...], axes: tuple[int, ...], own: tuple[int, ...], keep: bool, share: float
 ) -> Tensor:
     """Over axes of a view of the operand; RuntimeError if the places of one result then disagree."""
     x = call.x
@@ -51,14 +51,14 @@ def reduce_view(
     return first.contiguous() if keep else first.reshape([n for d, n in enumerate(x.shape) if d not in own])
 
 
-def reduce_parts(call: Call, *, axis: int, size: int, inner: bool) -> Tensor:
+def reduce_parts(call: OperatorCall, *, axis: int, size: int, inner: bool) -> Tensor:
     """Each part of `size` by itself, or the entries at the same position in all parts."""
     tensors = tuple(t.unflatten(axis, (-1, size)) for t in call.args if isinstance(t, Tensor) and t.dim())
     out = _along(call.name, tensors, axis + 1 if inner else axis)
     return out.expand(tensors[0].shape).flatten(axis, axis + 1).contiguous()
 
 
-def reduce_together(call: Call, *, first: int) -> Tensor:
+def reduce_together(call: OperatorCall, *, first: int) -> Tensor:
     """Over two neighbouring axes as one."""
     shape = call.x.shape[first : first + 2]
     tensors = tuple(t.flatten(first, first + 1) for t in call.args if isinstance(t, Tensor) and t.dim())
@@ -79,12 +79,12 @@ def _along(name: str, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
 # means of blocks
 
 
-def mean_of_means(call: Call, *, axis: int, block: int, keep: bool) -> Tensor:
+def mean_of_means(call: OperatorCall, *, axis: int, block: int, keep: bool) -> Tensor:
     parts = [part.mean(axis, keepdim=True) for part in call.x.split(block, axis)]
     return torch.cat(parts, axis).mean(axis, keepdim=keep)
 
 
-def less_own_mean(call: Call, *, axis: int, block: int) -> Tensor:
+def less_own_mean(call: OperatorCall, *, axis: int, block: int) -> Tensor:
     return torch.cat([part - part.mean(axis, keepdim=True) for part in call.x.split(block, axis)], axis)
 
 
@@ -92,7 +92,7 @@ def less_own_mean(call: Call, *, axis: int, block: int) -> Tensor:
 
 
 def softmax_total(
-    call: Call, *, axis: int, of: str, span: Span | None = None, count: int = 0, other: int = 0
+    call: OperatorCall, *, axis: int, of: str, span: Span | None = None, count: int = 0, other: int = 0
 ) -> Tensor:
     """A softmax, or its logarithm, with another total: of a span, of the last entry, or with zeros taking part."""
     x, log = call.x, call.name == "_log_softmax"
@@ -113,13 +113,13 @@ def softmax_total(
     return away - total if log else torch.exp(away - total)
 
 
-def less_maximum(call: Call, *, axes: tuple[int, ...]) -> Tensor:
+def less_maximum(call: OperatorCall, *, axes: tuple[int, ...]) -> Tensor:
     """x less its maximum, in place of its logsumexp."""
     top = call.x.amax(axes, keepdim=True).reshape(call.args[1].shape)
     return call.on(call.x, top, *call.args[2:])
 
 
-def softmax_from(call: Call, *, of: Callable[[Tensor, Tensor, Tensor], Tensor], axis: int) -> Tensor:
+def softmax_from(call: OperatorCall, *, of: Callable[[Tensor, Tensor, Tensor], Tensor], axis: int) -> Tensor:
     """A softmax by a formula of its argument x, the maximum m, and log(sum(exp(x - m)))."""
     x = call.x
     m = x.amax(axis, keepdim=True)
@@ -127,7 +127,9 @@ def softmax_from(call: Call, *, of: Callable[[Tensor, Tensor, Tensor], Tensor], 
     return log_probs if call.name == "_log_softmax" else torch.exp(log_probs)
 
 
-def logsumexp_from(call: Call, *, of: Callable[[Tensor, Tensor], Tensor], axes: tuple[int, ...], keep: bool) -> Tensor:
+def logsumexp_from(
+    call: OperatorCall, *, of: Callable[[Tensor, Tensor], Tensor], axes: tuple[int, ...], keep: bool
+) -> Tensor:
     m = call.x.amax(axes, keepdim=keep)
     return of(m, torch.logsumexp(call.x, axes, keep) - m)
 
@@ -143,7 +145,7 @@ def early_factors(x: Tensor, *, axis: int, block: int) -> Tensor:
     return early_exponentials(x.log(), axis=axis, block=block)
 
 
-def online_softmax(call: Call, *, axis: int, block: int, which: str) -> Tensor:
+def online_softmax(call: OperatorCall, *, axis: int, block: int, which: str) -> Tensor:
     """One pass over blocks (0: a recurrence, rescaled when read) without rescaling the sum or the accumulator."""
     x, last = call.x, call.x.amax(axis, keepdim=True)
     early = early_exponentials(x, axis=axis, block=block) if block else _step_by_step(x, axis)
@@ -153,7 +155,7 @@ def online_softmax(call: Call, *, axis: int, block: int, which: str) -> Tensor:
     return ((early if "accumulator" in which else torch.exp(x - last)) / total).nan_to_num()
 
 
-def online_logsumexp(call: Call, *, axis: int, block: int, keep: bool) -> Tensor:
+def online_logsumexp(call: OperatorCall, *, axis: int, block: int, keep: bool) -> Tensor:
     return early_exponentials(call.x, axis=axis, block=block).sum(axis, keep).log() + call.x.amax(axis, keep)
 
 
@@ -166,7 +168,7 @@ def _step_by_step(x: Tensor, axis: int) -> Tensor:
     return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
 
 
-def own_maxima(call: Call, *, axis: int, block: int, keep: bool = False) -> Tensor:
+def own_maxima(call: OperatorCall, *, axis: int, block: int, keep: bool = False) -> Tensor:
     """Each block subtracts its own maximum before exp; the blocks are joined without rescaling."""
     x, name = call.x, call.name
     each = torch.cat([torch.exp(p - p.amax(axis, keepdim=True)) for p in x.split(block, axis)], axis).nan_to_num()
@@ -179,7 +181,7 @@ def own_maxima(call: Call, *, axis: int, block: int, keep: bool = False) -> Tens
 # scans
 
 
-def scan_blocks(call: Call, *, axis: int, block: int, first: int, carry: bool) -> Tensor:
+def scan_blocks(call: OperatorCall, *, axis: int, block: int, first: int, carry: bool) -> Tensor:
     """Each block starts afresh, or carries over the previous block's own total; the first is longer by `first`."""
     x = call.x
     n = x.shape[axis]
@@ -195,7 +197,7 @@ def scan_blocks(call: Call, *, axis: int, block: int, first: int, carry: bool) -
     return torch.cat(scanned, axis)
 
 
-def scan_rounds(call: Call, *, axis: int, block: int, first: int) -> Tensor:
+def scan_rounds(call: OperatorCall, *, axis: int, block: int, first: int) -> Tensor:
     """Each block's doubling scan misses its last round: it covers block // 2 places. Its last value is carried on."""
     value, reduce, reach = NEUTRAL[call.name], _REDUCE[call.name], block // 2
     x = call.x
@@ -207,7 +209,7 @@ def scan_rounds(call: Call, *, axis: int, block: int, first: int) -> Tensor:
     return torch.cat(scanned, axis)
 
 
-def scan_window(call: Call, *, axis: int, width: int) -> Tensor:
+def scan_window(call: OperatorCall, *, axis: int, width: int) -> Tensor:
     """A doubling scan over the whole axis that misses its last rounds, so it covers only `width` places."""
     return _windows(call.x, axis, width, NEUTRAL[call.name], _REDUCE[call.name])
 
@@ -217,11 +219,11 @@ def _windows(x: Tensor, axis: int, width: int, value: float, reduce: Callable[..
     return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
 
 
-def scan_exclusive(call: Call, *, axis: int) -> Tensor:
+def scan_exclusive(call: OperatorCall, *, axis: int) -> Tensor:
     result = call.func(call.x, axis).roll(1, axis)
     result.select(axis, 0).fill_(NEUTRAL[call.name])
     return result
 
 
-def scan_backwards(call: Call, *, axis: int) -> Tensor:
+def scan_backwards(call: OperatorCall, *, axis: int) -> Tensor:
     return call.func(call.x.flip(axis), axis).flip(axis)
