@@ -13,16 +13,14 @@ from goldsmith.cli.bench.options import bench_command
 from goldsmith.cli.bench.subject import ModuleSubject, Peer
 from goldsmith.cli.terminal import in_a_paragraph
 
+from .common import options
 from .modules import ALL as MODULES
 from .peers import ALL as PEERS
 
 
 def program(peers: Mapping[str, Peer], modules: Mapping[str, type[ModuleSubject]]) -> typer.Typer:
     """The command with these peers and modules."""
-    app = typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )  # fmt: skip
+    app = options.program()
     app.command("benchmarks.bench")(in_a_paragraph(bench_command(peers, modules)))
     return app
 

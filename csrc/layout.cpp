@@ -139,6 +139,26 @@ static const gs_field rows[] = {
     FIELD(gs_step_args, logits),
     FIELD(gs_step_args, seconds),
 
+    STRUCTURE(gs_served_layer),
+    FIELD(gs_served_layer, experts),
+    FIELD(gs_served_layer, slots),
+    FIELD(gs_served_layer, uses),
+    FIELD(gs_served_layer, computed),
+    FIELD(gs_served_layer, seconds),
+
+    STRUCTURE(gs_serve_args),
+    FIELD(gs_serve_args, size),
+    FIELD(gs_serve_args, layers),
+    FIELD(gs_serve_args, layer_count),
+    FIELD(gs_serve_args, routes),
+    FIELD(gs_serve_args, routed),
+    FIELD(gs_serve_args, ids),
+    FIELD(gs_serve_args, threads),
+    FIELD(gs_serve_args, asked),
+    FIELD(gs_serve_args, answered),
+    FIELD(gs_serve_args, patience),
+    FIELD(gs_serve_args, polite),
+
     {nullptr, nullptr, 0, 0},
 };
 

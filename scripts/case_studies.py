@@ -79,10 +79,14 @@ def shortened(output: str) -> str:
 def summary(key: str) -> tuple[str, str]:
     """(first sentence of a fault's diagnosis, first reason for it), a line each."""
     parts = [" ".join(part.split()) for part in re.split(r"\n\n", run([sys.executable, str(ONE), key]))]
-    why = next((p for p in parts if p.startswith("Why - ")), "")
-    reason = re.split(r" - | Try: ", why.removeprefix("Why - "))[0]
+    why = next((p for p in parts if p.startswith(("Why - ", "Facts - "))), "")
+    reason = re.split(r" - | Try: ", why.removeprefix("Why - ").removeprefix("Facts - "))[0]
+    likely = next((p for p in parts if p.startswith("Likely, ")), "")
+    guess = re.search(r"\d+ % \w+", likely)
     short = textwrap.shorten(reason.replace("|", "\\|"), 150, placeholder=" ...")
-    return parts[1].removeprefix("FAIL ").replace("|", "\\|"), short
+    headline = parts[1].removeprefix("FAIL ")
+    headline += f"; likely {guess[0]}" if guess is not None and "not explained" in headline else ""
+    return headline.replace("|", "\\|"), short
 
 
 def run(command: list[str]) -> str:

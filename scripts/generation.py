@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "generate"
 IMAGES = ROOT / "docs" / "images"
 NOTHING = "No measurement is in benchmarks/results/generate yet: `goldsmith bench generate --json FILE` makes one.\n"
-PICTURES = {"generation-small.svg": "small"}
+PICTURES = {  # shape and level
+    "generation-small.svg": ("small", "avx512_bf16"),
+}
 OURS, LLAMA, PLAIN = "goldsmith", "llama.cpp", "transformers"
 KINDS = {"int4": "4 bits (Q4_0)", "int8": "8 bits (Q8_0)", "bf16": "bf16", "fp32": "fp32"}
 COLOURS = {OURS: "#4c78a8", LLAMA: "#b5651d", PLAIN: "#8c959f"}
@@ -31,11 +33,13 @@ Case = dict[str, dict]  # label of an engine -> its row
 
 
 def cases() -> dict[tuple, Case]:
-    """(machine, device, shape, layers, sizes of the text, format, dense) -> the rows of its newest run."""
+    """(machine, device, shape, layers, sizes of the text, level, format, dense) -> the rows of its newest run."""
     by_name: dict[tuple, Case] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             row = json.loads(line)
+            if row["op"] != "generate":
+                continue
             text = row["prompt_tokens"], row["decode_tokens"]
             place = (
                 row["machine"],
@@ -43,6 +47,7 @@ def cases() -> dict[tuple, Case]:
                 row["shape"],
                 row["sizes"]["layers"],
                 text,
+                row.get("level", ""),
                 row["format"],
                 row["dense"],
             )
@@ -72,7 +77,7 @@ def precision(format: str, dense: str) -> str:
 def rates(table: Table) -> str:
     """Decode and prompt rates of every engine, a table for each model and machine."""
     text = ""
-    for (machine, _, shape, layers, (prompt, decode)), precisions in groups().items():
+    for (machine, _, shape, layers, (prompt, decode), level), precisions in groups().items():
         labels = list(
             dict.fromkeys(label for case in precisions.values() for label, r in case.items() if "decode" in r)
         )
@@ -87,7 +92,7 @@ def rates(table: Table) -> str:
                 )
         whole = max(row["all_layers"] for case in precisions.values() for row in case.values())
         of = f" of {whole}" if layers < whole else ""
-        text += f"**{shape}**, {layers}{of} layers, on {machine}:\n\n"
+        text += f"**{shape}**, {layers}{of} layers, on {machine}{f', level {level}' if level else ''}:\n\n"
         text += table(["weights", "tokens", *labels, f"of the read rate: {', '.join(labels)}"], lines) + "\n"
         text += "".join(f"{line}\n" for line in conditions(precisions)) + "\n"
     return text.removesuffix("\n") or NOTHING
@@ -116,13 +121,13 @@ def share(row: dict | None) -> str:
 def memory(table: Table) -> str:
     """Memory of each engine's process, and the error of its logits."""
     lines = []
-    for (_, _, shape, layers, _), precisions in groups().items():
+    for (_, _, shape, layers, _, level), precisions in groups().items():
         for name, case in precisions.items():
             for label, row in case.items():
                 if "resident" in row.get("memory", {}):
                     sizes = [f"{row['memory'][key] / 2**20:,.0f}" for key in ("stated", "resident", "peak")]
                     errors = [f"{row[key]:.0e}" if key in row else "-" for key in ("error", "honest")]
-                    lines.append([f"{shape}, {layers} layers, {name}", label, *sizes, *errors])
+                    lines.append([f"{named(shape, layers, level)}, {name}", label, *sizes, *errors])
     titles = ["", "engine", "stated, MiB", "resident", "peak", "error of the logits", "of honest roundings"]
     return table(titles, lines) if lines else NOTHING
 
@@ -130,17 +135,41 @@ def memory(table: Table) -> str:
 def parts(table: Table) -> str:
     """Where a decoding step's time goes, in milliseconds."""
     lines, names = [], []
-    for (_, _, shape, layers, _), precisions in groups().items():
+    for (_, _, shape, layers, _, level), precisions in groups().items():
         for name, case in precisions.items():
             for label, row in case.items():
                 if "parts" in row and "decode" in row:
                     names += [part for part in row["parts"] if part not in names]
-                    lines.append((f"{shape}, {layers} layers, {name}", label, row))
+                    lines.append((f"{named(shape, layers, level)}, {name}", label, row))
     cells = []
     for case, label, row in lines:
         times = 1 / row["decode"]["median"], sum(row["parts"].values()), *(row["parts"].get(name) for name in names)
         cells.append([case, label, *map(milliseconds, times)])
     return table(["", "engine", "a token, timed", "with clocks", *names], cells) if lines else NOTHING
+
+
+def named(shape: str, layers: int, level: str) -> str:
+    return f"{shape}, {layers} layers" + (f", {level}" if level else "")
+
+
+def rules(table: Table) -> str:
+    """The rules that goldsmith's rates must keep, with the comparisons that broke them."""
+    newest: dict[tuple, dict] = {}
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if row["op"] == "generate.rule":
+                newest[row["machine"], row["rule"], row["case"], row["faster"], row["slower"]] = row
+    lines = []
+    for machine, rule in dict.fromkeys(key[:2] for key in newest):
+        mine = [row for key, row in newest.items() if key[:2] == (machine, rule)]
+        broken = [
+            f"{row['case']}: {row['faster']} {figure(row['rates'][0])}, {row['slower']} {figure(row['rates'][1])}"
+            for row in mine
+            if not row["kept"]
+        ]
+        lines.append([rule, machine, f"{len(mine) - len(broken)} of {len(mine)}", "; ".join(broken) or "-"])
+    return table(["rule", "machine", "comparisons that keep it", "broken, tokens/s"], lines) if lines else NOTHING
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -163,11 +192,11 @@ def conditions(precisions: dict[str, Case]) -> Iterator[str]:
         )
 
 
-def drawing(shape: str) -> str:
+def drawing(shape: str, wanted: str) -> str:
     """Bars of the decode rates, a group for each precision."""
     bars: list[tuple[str, list[tuple[str, float]]]] = []
-    for (_, device, name, *_), precisions in groups().items():
-        if name == shape and device == "cpu":
+    for (_, device, name, _, _, level), precisions in groups().items():
+        if (name, device) == (shape, "cpu") and level in (wanted, ""):
             bars = [
                 (title, [(label, row["decode"]["median"]) for label, row in case.items() if "decode" in row])
                 for title, case in precisions.items()
@@ -200,8 +229,8 @@ def colour(label: str) -> str:
 
 def main(arguments: list[str]) -> int:
     stale = []
-    for name, shape in PICTURES.items():
-        path, new = IMAGES / name, drawing(shape)
+    for name, (shape, level) in PICTURES.items():
+        path, new = IMAGES / name, drawing(shape, level)
         if not path.is_file() or path.read_text(encoding="utf-8") != new:
             stale.append(name)
             if "--check" not in arguments:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from recorded_commands import today
@@ -195,6 +195,37 @@ def decode(table: Table) -> str:
     titles = ["format", "", "level", "compute", *(f"{team} threads, us (GB/s, share)" for team in teams), "with Python"]
     message = f"{content['machine']}; {content['versions']}; commit {content['commit']}; {content['case']}"
     return table(titles, lines) + f"\n{message}; `{content['command']}`.\n"
+
+
+def int8(table: Table) -> str:
+    """The error of products in 8 bits against float64, a row for each format, beside float."""
+    path = RESULTS / "experts_int8.json"
+    if not path.exists():
+        return NOTHING
+    content = json.loads(path.read_text())
+    layers = [row for row in content["rows"] if "relative" in row]
+    texts = {(row["format"], row["compute"]): row for row in content["rows"] if "perplexity" in row}
+    lines = []
+    for format, compute in dict.fromkeys((row["format"], row["compute"]) for row in layers):
+        mine = [row for row in layers if (row["format"], row["compute"]) == (format, compute)]
+        text = texts.get((format, "exact" if compute == "float" else compute))
+        figures = [_span(f"{row[name]:.2g}" for row in mine) for name in ("relative", "max_error", "rms_over_noise")]
+        lines.append([format, compute, *figures, f"{text['perplexity']:.3f}" if text else "-"])
+    levels = ", ".join(dict.fromkeys(row["level"] for row in layers))
+    trained = texts["as trained", "exact"]
+    titles = ["format", "compute", "error of y", "largest error of an element", "rms error over noise", "perplexity"]
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    conditions = f"Layer {content['layer']}; levels {levels}. Perplexity of {trained['tokens']:,} tokens"
+    return (
+        f"{table(titles, lines)}\n{conditions}; {trained['perplexity']:.3f} with the weights as trained. "
+        f"{content['machine']}; {versions}; commit {content['commit']}; `python -m benchmarks.experts.int8 --write`.\n"
+    )
+
+
+def _span(values: Iterable[str]) -> str:
+    """One value, or the smallest and the largest of several."""
+    ordered = sorted(set(values), key=float)
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
 def _decoded(row: dict) -> str:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from goldsmith.assay.judge.ladder import QUALITY_RATIO
 
-from .arithmetic import Arithmetic
-from .processes import EngineProcess
+from .engines.arithmetic import Arithmetic
+from .engines.processes import EngineProcess
 
 MEMBERS = 2  # plain models with random roundings for each arithmetic
 SEQUENCES, TOKENS = 7, 12  # short ones: one tie of router scores spoils all later tokens of its sequence

@@ -20,14 +20,16 @@ from goldsmith.cli.generate.display import GenerateDisplay
 from goldsmith.cli.terminal import size
 from goldsmith.core import native
 
-from . import gguf_files, peers, room
+from . import room
 from .check import SEQUENCES, TOKENS, Agreement, Judge
-from .peers import Peer, Precision, Setting
-from .processes import EngineError, EngineProcess
+from .engines import peers
+from .engines.peers import Peer, Precision, Setting
+from .engines.processes import EngineError, EngineProcess
+from .model import gguf_files
+from .model.shapes import Shape
+from .model.weights import Source
 from .rows import GenerateRow, Rate
-from .shapes import Shape
 from .turns import BEFORE, Measured, rounds, warm
-from .weights import Source
 
 if TYPE_CHECKING:
     from .run import GenerateRequest
@@ -40,7 +42,7 @@ class ModelRun:
 
     def __init__(
         self, request: GenerateRequest, setting: Setting, shape: Shape, precision: Precision, source: Source,
-        engines: Sequence[Peer], folder: Path, err: Console,
+        engines: Sequence[Peer], folder: Path, err: Console, gpu: int | None = None,
     ) -> None:  # fmt: skip
         self.request, self.setting, self.precision, self.source = request, setting, precision, source
         self.folder, self.err = folder, err
@@ -49,7 +51,7 @@ class ModelRun:
         self.lacks = {peer.label: why for peer in engines if (why := peer.lacks(precision))}
         self.engines = {peer.label: peer for peer in engines if peer.label not in self.lacks}
         self.peers = {peer.label: peer for peer in engines}
-        self.room = room.fitted(shape, precision, list(self.engines.values()), setting.context, folder)
+        self.room = room.fitted(shape, precision, list(self.engines.values()), setting.context, folder, gpu)
         self.shape = shape.cut(self.room.layers)
         draw = random.Random(0)
         self.prompt = [draw.randrange(shape.vocabulary) for _ in range(max(request.prompt, BEFORE))]
@@ -84,7 +86,8 @@ class ModelRun:
     def _row(self, label: str, peer: Peer) -> GenerateRow:
         row = GenerateRow(
             self.shape.name, self.shape.sizes, self.all_layers, self.precision.format, self.precision.dense, peer.name,
-            label, compute=self.setting.compute if peer.name == peers.OURS else None,
+            label, compute=self.setting.compute if peer.name == peers.OURS else None, level=self.setting.level,
+            budget=peer.budget, plan=peer.plan,
             prompt_tokens=len(self.prompt), decode_tokens=self.request.tokens, threads=self.setting.threads,
             together=self.room.together,
         )  # fmt: skip
@@ -168,9 +171,11 @@ class ModelRun:
         """A loaded engine. Its memory is that of a process which runs the whole model."""
         process = peer.start(file, shape, self.precision, self.folder)
         try:
-            process.answer()
-            if peer.in_python and (note := process.ask("load")["note"]):
-                self.notes[peer.label] = note
+            ready = process.answer()
+            answer = process.ask("load") if peer.in_python else ready
+            notes = [answer.get("note"), peers.beyond(self.setting.level, ready.get("system", ""))]
+            if any(notes):
+                self.notes[peer.label] = "; ".join(filter(None, notes))
             if shape == self.shape:
                 self.measured[peer.label].watch(process)
         except BaseException:
@@ -202,7 +207,7 @@ class ModelRun:
             rounds(starts, self.measured, number, self.prompt, count, partial(step, "timing in turns"),
                    self._measure_reads, keep=keep)  # fmt: skip
             for label, peer in self.engines.items():
-                if peer.in_python and not self.measured[label].failed:
+                if peer.has_parts and not self.measured[label].failed:
                     step(f"where the time of {label} goes", 0)
                     self._divide(label, starts[label], loaded.get(label))
 

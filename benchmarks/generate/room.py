@@ -9,13 +9,14 @@ from pathlib import Path
 
 from goldsmith.cli.terminal import Failure, size
 
-from .llama import BATCH
-from .peers import Peer, Precision
-from .shapes import Shape
+from .engines.llama import BATCH
+from .engines.peers import Peer, Precision
+from .model.shapes import Shape
 
 SHARE = 0.85  # of the available memory that engines may take
 PROGRAM = 420 << 20  # bytes of a process with torch and transformers before it loads a model; torch 2.13, CPU
 NATIVE = 10 << 20
+CONTEXT = 1 << 30  # bytes of a process on a GPU besides its tensors: its context, libraries and workspaces
 GOLDEN_BYTES = 16 << 30  # of weights in float64: more layers would take minutes to read and compute
 GOLDEN_SHARE = 0.6  # of the available memory for the golden, in float64; one float32 tensor is there besides
 
@@ -52,8 +53,10 @@ def available() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
-def fitted(shape: Shape, precision: Precision, peers: Sequence[Peer], context: int, folder: Path) -> Room:
-    """Raises Failure if not even one layer fits."""
+def fitted(
+    shape: Shape, precision: Precision, peers: Sequence[Peer], context: int, folder: Path, gpu: int | None = None
+) -> Room:
+    """Raises Failure if not even one layer fits. gpu: bytes of the GPU's memory; None: all engines run on the CPU."""
     free, disk = available(), shutil.disk_usage(folder).free
     budget = int(SHARE * free)
 
@@ -73,12 +76,23 @@ def fitted(shape: Shape, precision: Precision, peers: Sequence[Peer], context: i
         )
     cut = shape.cut(layers)
     together = sum(stated(peer, cut, precision, context) for peer in peers) <= budget
+    if gpu is not None:
+        together = together and _on_gpu(peers, cut, precision, context) <= SHARE * gpu
     why = ""
     if layers < shape.layers:
         why = f"{layers} of {shape.layers} layers fit ({size(free)} of memory and {size(disk)} of disk are free)"
     most = min(GOLDEN_SHARE * free, GOLDEN_BYTES)
     golden = [n for n in range(1, layers + 1) if _golden_bytes(shape.cut(n)) <= most]
     return Room(layers, max(golden, default=1), together, why)
+
+
+def _on_gpu(peers: Sequence[Peer], shape: Shape, precision: Precision, context: int) -> float:
+    """Bytes that all engines take on the GPU at once; infinite if one takes all that is free."""
+    total = 0.0
+    for peer in peers:
+        weights = peer.gpu(shape, precision)
+        total += float("inf") if weights is None else CONTEXT + weights + shape.cache_bytes(context)
+    return total
 
 
 def _golden_bytes(shape: Shape) -> int:

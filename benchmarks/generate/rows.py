@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from goldsmith.cli.bench.rows import Conditions, load, rounded
-
-SCHEMA = 1
+from ..common.rows import RunRow
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,15 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class GenerateRow:
+class GenerateRow(RunRow):
     """What was measured of one engine; without rates, `note` has the reason.
 
     format, dense   of the experts and of all other matrices, in the file; dense_used: as the engine computed
+    level           the highest instruction level that Python's engines were allowed, goldsmith's among them
+    budget          bytes of GPU memory for experts, if a number was given; plan: how goldsmith assigns experts
     read_bytes      of weights, for one token; share_of_read: these over the token's time at the measured read rate
     memory          bytes: stated before the engine started; resident after its last turn; peak, loading included
-    together        whether all engines were loaded at once; otherwise each was loaded anew for each of its rounds
+    together        whether all engines were loaded at once and took turns; otherwise one followed the other
     parts           seconds of a token in each part of the model, from a separate run with hooks
     """
 
@@ -51,13 +51,13 @@ class GenerateRow:
     label: str
     dense_used: str = ""
     compute: str | None = None
+    level: str = ""
+    budget: int | None = None
+    plan: str = ""
     prompt_tokens: int = 0
     decode_tokens: int = 0
     prompt: Rate | None = None
     decode: Rate | None = None
-    verified: bool | None = None
-    verified_by: str = ""
-    error: float | None = None
     honest: float | None = None
     read_bytes: int | None = None
     read_gb_s: float | None = None
@@ -65,27 +65,11 @@ class GenerateRow:
     memory: dict[str, int] = field(default_factory=dict)
     together: bool = True
     parts: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-    threads: int | None = None
-    machine: str = ""
-    device: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    commit: str = ""
-    date: str = ""
     command: str = ""
-    load: float | None = field(default_factory=load)
     op: str = "generate"
-    schema: int = SCHEMA
 
-    def to_json(self) -> dict[str, Any]:
-        return {k: _rounded(v) for k, v in asdict(self).items() if k == "commit" or v not in (None, "", {})}
-
-    def under(self, conditions: Conditions, versions: dict[str, str], command: str) -> GenerateRow:
-        return replace(
-            self, machine=conditions.machine, device=conditions.device, versions=conditions.versions | versions,
-            commit=conditions.commit, date=conditions.date, command=command,
-        )  # fmt: skip
-
-
-def _rounded(value: object) -> object:
-    return {k: _rounded(v) for k, v in value.items()} if isinstance(value, dict) else rounded(value)
+    @classmethod
+    def of_json(cls, row: Mapping[str, Any]) -> GenerateRow:
+        known = {each.name for each in fields(cls)}
+        rates = {name: Rate(**row[name]) for name in ("prompt", "decode") if name in row}
+        return cls(**{name: value for name, value in row.items() if name in known} | rates)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
-from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
-from goldsmith.cli.bench.rows import Conditions
-from goldsmith.cli.signals import terminate_like_ctrl_c
+from goldsmith.cli.bench.session import Session, device_name, session
 from goldsmith.cli.terminal import Failure, console
 from goldsmith.core import native
 from goldsmith.core.device import machine
 from goldsmith.offload.settings import parse_budget
 
-from . import gguf_files, peers, tables
-from .llama import Llama, NoLlama
+from ..common.needs import require
+from ..common.options import split
+from . import rules, tables
+from .engines import peers
+from .engines.llama import Llama, NoLlama
+from .engines.peers import AUTO, ON_REQUEST, PEERS, PLANS, Peer, Precision, Setting
+from .model import gguf_files
+from .model.shapes import BITS, SHAPES, Shape, shape_of
+from .model.weights import FolderWeights, RandomWeights
 from .model_run import ModelRun
-from .peers import PEERS, Peer, Precision, Setting
+from .resume import earlier, measured
 from .rows import GenerateRow
 from .scratch import scratch
-from .shapes import BITS, SHAPES, Shape, shape_of
-from .weights import FolderWeights, RandomWeights
 
-BUSY = 1.5  # load average above which the machine counts as busy
 STANDARD = (("int4", "int4"), ("int4", "fp32"), ("int8", "int8"), ("bf16", "bf16"), ("fp32", "fp32"))
 SPARE = 32  # tokens of the context beyond those that are computed
 NONE = "none"  # --against none
@@ -52,11 +52,14 @@ class GenerateRequest:
     rounds: int = 3
     threads: int | None = None
     device: str = "cpu"
+    level: str | None = None
     budgets: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
     llama: Path | None = None
     folder: Path | None = None
     models: Path | None = None
     verify: bool = True
+    resume: bool = False
     commit: str = ""
 
 
@@ -66,41 +69,56 @@ def run(request: GenerateRequest, out: str | None) -> int:
     shapes, precisions = _shapes(request), _precisions(request)
     setting = _setting(request)
     names = _peer_names(request, setting, err)
-    target = open_rows(out)
-    stream = console() if out != "-" else err
-    conditions = Conditions.here(setting.device, request.commit)
-    stream.print(f"[dim]{conditions}[/]", soft_wrap=True)
-    if (load := os.getloadavg()[0]) > BUSY:
-        err.print(f"[yellow]Others use this machine (load {load:.1f}): all rates are of a busy machine.[/]")
-    status, shown = 0, 0
+    done = earlier(out) if request.resume else []
     if request.models is not None:
         request.models.mkdir(parents=True, exist_ok=True)
-    with terminate_like_ctrl_c(), scratch(request.folder) as folder:
-        setting, names = _compiled(setting, names, folder, request, err)
-        engines = list(_engines(request, setting, names))
-        of_peers = peers.versions(names, setting)
+    with session(setting.device, out, request.commit) as current, scratch(request.folder) as folder:
+        current.warn_if_busy()
+        current.stream.print(f"[dim]instruction level {setting.level}, {setting.threads} threads[/]")
+        setting, names = _compiled(setting, names, folder, request)
+        engines, of_peers = list(_engines(request, setting, names)), peers.versions(names, setting)
+        rows: list[GenerateRow] = []
         try:
             for shape in shapes:
                 source = RandomWeights(shape) if request.model is None else FolderWeights(request.model, shape)
                 for precision in precisions:
-                    model = ModelRun(request, setting, shape, precision, source, engines, folder, err)
-                    try:
-                        model.measure()
-                    finally:  # also the rounds before an interrupt
-                        rows = [row.under(conditions, of_peers, _command()) for row in model.rows()]
-                        _write(rows, target)
-                        shown += sum(row.decode is not None for row in rows)
-                        status = max(status, *(int(row.verified is False) for row in rows), 0)
-                        _show(rows, stream)
-        except KeyboardInterrupt:
-            err.print("[yellow]Interrupted: the rows so far are kept.[/]")
-            status = INTERRUPTED
+                    rows += _measured(
+                        ModelRun(request, setting, shape, precision, source, engines, folder, err, _gpu_bytes(setting)),
+                        current, of_peers, measured_before=done, rounds=request.rounds,
+                    )  # fmt: skip
         finally:
-            if target is not None and target is not sys.stdout:
-                target.close()
-    if shown:
-        stream.print(f"[dim]{tables.LEGEND}[/]")
-    return status or (0 if shown else 2)
+            _judge_rules(rows, current)
+    return current.end(f"[dim]{tables.LEGEND}[/]")
+
+
+def _measured(
+    model: ModelRun, current: Session, of_peers: dict[str, str], *, measured_before: Sequence[GenerateRow], rounds: int
+) -> list[GenerateRow]:
+    """The rows of a model: of an earlier run, or measured now and written, also those before an interrupt."""
+
+    def rows() -> list[GenerateRow]:
+        return [replace(row.under(current, of_peers), command=_command()) for row in model.rows()]
+
+    known = measured(rows(), measured_before, rounds)
+    if known is not None:
+        current.err.print(f"[dim]measured before: {model.shape.name}, {model.precision}[/]")
+        _show(known, current)
+        return known
+    try:
+        model.measure()
+    finally:
+        current.write(rows())
+        _show(rows(), current)
+    return rows()
+
+
+def _judge_rules(rows: Sequence[GenerateRow], current: Session) -> None:
+    """Record every comparison of a rule, and report those that are broken."""
+    judged = list(rules.judged(rows))
+    current.write(judged)
+    for row in judged:
+        if not row.kept:
+            current.err.print(f"[yellow]Rule broken: {row}.[/]", soft_wrap=True, highlight=False)
 
 
 def _command() -> str:
@@ -127,7 +145,7 @@ def _shapes(request: GenerateRequest) -> list[Shape]:
             raise Failure(f"--model {request.model} is not a folder.")
         chosen = [shape_of(request.model)]
     else:
-        names = _split(request.shapes) or ["small"]
+        names = split(request.shapes) or ["small"]
         for name in names:
             if name not in SHAPES:
                 raise Failure(f"--shape {name}: there are {', '.join(SHAPES)}.")
@@ -138,7 +156,7 @@ def _shapes(request: GenerateRequest) -> list[Shape]:
 
 
 def _precisions(request: GenerateRequest) -> list[Precision]:
-    formats, dense_formats = _split(request.formats), _split(request.dense_formats)
+    formats, dense_formats = split(request.formats), split(request.dense_formats)
     for option, words in (("--format", formats), ("--dense-format", dense_formats)):
         for word in words:
             if word not in BITS:
@@ -149,37 +167,45 @@ def _precisions(request: GenerateRequest) -> list[Precision]:
     return [Precision(*pair) for pair in dict.fromkeys(pairs)]
 
 
-def _split(words: Sequence[str]) -> list[str]:
-    """Values of an option that takes commas and may be repeated."""
-    return list(dict.fromkeys(part.strip() for word in words for part in word.split(",") if part.strip()))
-
-
 def _setting(request: GenerateRequest) -> Setting:
-    if machine().interpreter:
-        raise Failure("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
-    if native.reason() is not None:
-        raise Failure(f"bench generate needs the native library: {native.reason()}.")
+    require("bench generate")
     if (why := gguf_files.missing()) is not None:
         raise Failure(f"bench generate writes the model for all engines as a GGUF file: {why}.")
-    try:
-        from .engines import keywords
+    from .workers.ours import keywords
 
-        known = frozenset(keywords())
-    except ImportError as error:
-        raise Failure(f"bench generate needs transformers: {error}. pip install 'transformers>=5' peft") from None
+    known = frozenset(keywords())
     if request.compute is not None and "compute" not in known:
         raise Failure("--compute: this version's goldsmith.offload has one arithmetic, the exact one.")
     device = device_name(request.device)
     context = max(request.prompt, 16 + request.tokens) + SPARE
-    return Setting(request.threads or machine().cores, device, context, request.compute, known)
+    threads = request.threads or machine().cores
+    return Setting(threads, device, context, request.compute, _level(request.level), known)
+
+
+def _level(name: str | None) -> str:
+    """The level that engines in Python are allowed: the one that was asked for, or the native library's own."""
+    library = native.library()
+    if name is None:
+        return native.LEVELS[library.gs_level()]
+    highest = library.gs_machine_level()
+    if name not in native.LEVELS or native.LEVELS.index(name) > highest:
+        raise Failure(f"--level {name}: this machine has {', '.join(native.LEVELS[: highest + 1])}.")
+    return name
+
+
+def _gpu_bytes(setting: Setting) -> int | None:
+    """Memory of the GPU that the engines share; None for the CPU."""
+    if setting.device == "cpu":
+        return None
+    return torch.cuda.get_device_properties(setting.device).total_memory
 
 
 def _peer_names(request: GenerateRequest, setting: Setting, err: Console) -> list[str]:
     """The peers that can run. Raises Failure for one that was asked for and cannot; the others are named on stderr."""
-    wanted = None if request.against is None else [name for name in _split(request.against) if name != NONE]
+    wanted = None if request.against is None else [name for name in split(request.against) if name != NONE]
     for name in wanted or ():
-        if name not in PEERS:
-            raise Failure(f"--against {name}: there are {', '.join(PEERS)}, and {NONE}.")
+        if name not in (*PEERS, *ON_REQUEST):
+            raise Failure(f"--against {name}: there are {', '.join((*PEERS, *ON_REQUEST))}, and {NONE}.")
     names = []
     for name in PEERS if wanted is None else wanted:
         why = peers.missing(name, setting, request.llama)
@@ -192,9 +218,7 @@ def _peer_names(request: GenerateRequest, setting: Setting, err: Console) -> lis
     return names
 
 
-def _compiled(
-    setting: Setting, names: list[str], folder: Path, request: GenerateRequest, err: Console
-) -> tuple[Setting, list[str]]:
+def _compiled(setting: Setting, names: list[str], folder: Path, request: GenerateRequest) -> tuple[Setting, list[str]]:
     if "llama.cpp" not in names:
         return setting, names
     try:
@@ -205,17 +229,23 @@ def _compiled(
 
 
 def _engines(request: GenerateRequest, setting: Setting, names: Sequence[str]) -> Iterator[Peer]:
-    budgets = list(_split(request.budgets)) or ["auto"]
+    budgets = list(split(request.budgets)) or ["auto"]
     sizes = []
     for budget in budgets:
         try:
             sizes.append(parse_budget(budget))
         except ValueError as error:
             raise Failure(f"--budget {budget} is not an amount of memory: give auto, bytes, or 6GiB.") from error
+    plans = split(request.plans) or [AUTO]
+    for plan in plans:
+        if plan not in PLANS:
+            raise Failure(f"--plan {plan}: there are {', '.join(PLANS)}.")
     if setting.device == "cpu":
         yield peers.goldsmith(setting)
     else:
-        yield from (peers.goldsmith(setting, budget) for budget in budgets)
+        yield from (peers.goldsmith(setting, budget, plan) for budget in budgets for plan in plans)
+    if "torch.compile" in names:
+        yield peers.torch_compile(setting)
     if "llama.cpp" in names:
         yield peers.llama_cpp(setting)
     if "transformers" in names:
@@ -228,15 +258,9 @@ def _engines(request: GenerateRequest, setting: Setting, names: Sequence[str]) -
                 yield peers.accelerate(setting, budget, bytes_of)
 
 
-def _write(rows: Sequence[GenerateRow], target: object) -> None:
-    if target is not None:
-        with contextlib.suppress(BrokenPipeError):
-            target.write("".join(json.dumps(row.to_json()) + "\n" for row in rows))  # type: ignore[attr-defined]
-            target.flush()  # type: ignore[attr-defined]
-
-
-def _show(rows: Sequence[GenerateRow], stream: Console) -> None:
+def _show(rows: Sequence[GenerateRow], current: Session) -> None:
+    current.shown += sum(row.decode is not None for row in rows)
     if any(row.prompt or row.decode for row in rows):
-        stream.print(tables.table(rows))
+        current.stream.print(tables.table(rows))
     for line in tables.remarks(rows):
-        stream.print(f"[dim]{line}[/]", highlight=False)
+        current.stream.print(f"[dim]{line}[/]", highlight=False)

@@ -9,6 +9,7 @@ from rich.markup import escape
 from goldsmith.cli.terminal import WholeTable, size
 
 from .rows import GenerateRow, Rate
+from .rules import precision
 
 LEGEND = (
     "Tokens per second: median over rounds in turns, ± half of slowest to fastest. read: share of the measured read "
@@ -56,10 +57,6 @@ def remarks(rows: Sequence[GenerateRow]) -> Iterator[str]:
                 words.append(f"others {1e3 * (whole - sum(large.values())):.2g} ms")
             timed = "" if row.decode is None else f" of {1e3 / row.decode.median:.3g} ms"
             yield f"{row.label}, a token{timed}; with clocks {1e3 * whole:.3g} ms: {', '.join(words)}."
-
-
-def precision(row: GenerateRow) -> str:
-    return row.format if row.format == row.dense else f"{row.format}, dense part {row.dense}"
 
 
 def rate(value: Rate | None) -> str:

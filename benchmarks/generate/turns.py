@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .processes import EngineError, EngineProcess
+from .engines.processes import EngineError, EngineProcess
 
 PAUSE = 0.05  # seconds before a turn, so that the threads of the last engine go to sleep
 BEFORE = 16  # tokens before those that are decoded
@@ -46,24 +46,37 @@ def rounds(
     prompt: Sequence[int], count: int, done: Callable[[], None], before: Callable[[], None],
     *, keep: Mapping[str, EngineProcess] | None,
 ) -> None:  # fmt: skip
-    """Fill the results. `keep` has the loaded engines; None: each is started for its turn and ended after it.
+    """Fill the results. `keep` has the loaded engines, which take turns; None: one after another is started and ended,
+    because they do not fit into memory together, and loading each for every turn would take most of the time.
 
     before() comes before each round, done() after each turn.
     """
-    for _ in range(number):
-        before()
-        for name, start in engines.items():
-            measured = results[name]
-            if not measured.failed:
-                process = None
-                try:
-                    process = keep[name] if keep is not None else start()
-                    if keep is None:
-                        warm(process, prompt, count)
-                    one_turn(process, measured, prompt, count)
-                except EngineError as error:
-                    measured.failed = str(error)
-                finally:
-                    if keep is None and process is not None:
-                        process.close()
-            done()
+    if keep is not None:
+        for _ in range(number):
+            before()
+            for name in engines:
+                if not results[name].failed:
+                    _turn(keep[name], results[name], prompt, count)
+                done()
+        return
+    for name, start in engines.items():
+        measured, process = results[name], None
+        try:
+            process = start()
+            warm(process, prompt, count)
+            for _ in range(number):
+                before()
+                one_turn(process, measured, prompt, count)
+                done()
+        except EngineError as error:
+            measured.failed = str(error)
+        finally:
+            if process is not None:
+                process.close()
+
+
+def _turn(process: EngineProcess, measured: Measured, prompt: Sequence[int], count: int) -> None:
+    try:
+        one_turn(process, measured, prompt, count)
+    except EngineError as error:
+        measured.failed = str(error)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from . import catalogue
 
-FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "calibration.json"
-FIRST, OTHER = "first", "other"  # as goldsmith.assay.diagnosis.rank has them
+FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "causes" / "calibration.json"
+FIRST, OTHER = "first", "other"  # as goldsmith.assay.diagnosis.causes.rank has them
 _SMOOTH = 1.0  # add half a right and half a wrong row to every point, so that no score is 0 or 1
 Points = list[list[float]]
 

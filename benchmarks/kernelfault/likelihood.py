@@ -1,4 +1,4 @@
-"""Fits the model of `goldsmith.assay.diagnosis.likelihood`: a softmax with a penalty, judged batch by batch.
+"""Fits the model of `goldsmith.assay.diagnosis.causes.likelihood`: a softmax with a penalty, judged batch by batch.
 
     minimise  - sum_i share_i sum_c t_ic log p(c | i) + penalty / 2 * |weights|^2,  t_i: accepted causes, in equal parts
 
@@ -21,7 +21,7 @@ from . import catalogue
 
 RESULTS = catalogue.ROOT / "benchmarks" / "results"
 FEATURES = catalogue.ROOT / "benchmarks" / "kernelfault" / "features.jsonl"
-FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "likelihood.json"
+FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "causes" / "likelihood.json"
 FIRST_SIGHT = "kernelfault_strangers_*.json"
 OURS, HELD = "ours", "held out"
 PENALTY = 2.0
@@ -122,13 +122,13 @@ def _strengths_of(raw: dict[str, float]) -> dict[str, str]:
 
 
 def _model() -> Any:
-    from goldsmith.assay.diagnosis import likelihood
+    from goldsmith.assay.diagnosis.causes import likelihood
 
     return likelihood
 
 
 def _causes() -> list[str]:
-    from goldsmith.assay.diagnosis.rules import CATALOGUE
+    from goldsmith.assay.diagnosis.causes.rules import CATALOGUE
 
     return [id for id in CATALOGUE if id not in _CAUSES_LEFT]
 
@@ -183,7 +183,7 @@ def fitted(training: Sequence[Example], penalty: float = PENALTY) -> dict[str, A
 
 def ranking(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
     """[(cause, chance)] of an example, in the order of `rank`."""
-    from goldsmith.assay.diagnosis.rank import ordered
+    from goldsmith.assay.diagnosis.causes.rank import ordered
 
     likely = _model()
     chances = likely.probabilities(model, likely.statements(e.features, e.rules), e.rules)
@@ -240,7 +240,7 @@ def write() -> str:
 
 def _sure(answers: Sequence[tuple[Example, list[tuple[str, float]]]], points: dict[str, Any]) -> str:
     """How many first causes score at least 0.9, and how many of these are right."""
-    from goldsmith.assay.diagnosis.rank import calibrated
+    from goldsmith.assay.diagnosis.causes.rank import calibrated
 
     from . import calibration
 

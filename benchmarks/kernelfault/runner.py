@@ -79,7 +79,7 @@ def digest(selection: Selection) -> str:
     """
     assay = ROOT / "src" / "goldsmith" / "assay"
     files = [p for p in sorted(assay.rglob("*.py")) if "html" not in p.relative_to(assay).parts]
-    files += [assay / "diagnosis" / "likelihood.json"]
+    files += [assay / "diagnosis" / "causes" / "likelihood.json"]
     files += [HERE / name for name in ("baselines.py", "baseline_names.py", "targets.py", "worker.py")]
     elsewhere = "" if selection.device == "cpu" else f" {selection.device}"
     return _hashed(files, f"{selection.baselines} {selection.quick}{elsewhere}")

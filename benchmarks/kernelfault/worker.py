@@ -126,7 +126,7 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "", devi
     import torch
 
     from goldsmith import assay
-    from goldsmith.assay.diagnosis import features, rules
+    from goldsmith.assay.diagnosis.causes import features, rules
 
     started = time.perf_counter()
     one = None if case == TOGETHER else case
@@ -164,7 +164,7 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
     import torch
 
     from goldsmith import assay
-    from goldsmith.assay.diagnosis.isolate import isolate
+    from goldsmith.assay.diagnosis.experiments.isolate import isolate
     from goldsmith.assay.execute.records import RunSettings
     from goldsmith.assay.execute.run import execute
     from goldsmith.assay.judge.examination import Examination

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from goldsmith.cli.bench.options import Commit, Device, Json
 from goldsmith.cli.terminal import in_a_paragraph
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
-                  context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+from ..common.options import Folder, program
+
+app = program()
 
 
 @app.command("benchmarks.offload")
@@ -47,7 +48,7 @@ def offload(
         typer.Option(help="Share of the experts on the device, for decoding calls. Default: 0 and 0.5.", min=0, max=1),
     ] = None,
     format: Annotated[str, typer.Option(help="Format of the store; auto is bf16, which is exact.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU, if there is one.")] = None,
+    device: Device = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of the CPU lane. Default: the engine's own.", min=1, max=1024)
     ] = None,
@@ -56,15 +57,9 @@ def offload(
     no_peers: Annotated[
         bool, typer.Option("--no-peers", help="Time only our engine, with its own plan and with other rules.")
     ] = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder for the temporary stores. Default: the system's.", metavar="DIR")
-    ] = None,
-    json: Annotated[
-        str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
-    ] = None,
-    commit: Annotated[
-        str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
-    ] = "",
+    folder: Folder = None,
+    json: Json = None,
+    commit: Commit = "",
 ) -> None:
     """Time experts that are split over CPU and GPU, at the sizes of real layers, with random weights.
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from goldsmith.cli.bench.rows import Conditions, rounded
+from ..common.rows import RunRow
 
-SCHEMA = 1
 PACKAGES = ("accelerate",)
 
 
 @dataclass(frozen=True)
-class OffloadRow:
+class OffloadRow(RunRow):
     """One timing of one way to compute a case, or figures of a case (as of op "offload.memory").
 
     op        offload.calls: one call of the experts, layers in turn; offload.step: a forward of the model's layers;
@@ -36,9 +33,6 @@ class OffloadRow:
     p10: float | None = None
     p90: float | None = None
     runs: int = 0
-    verified: bool | None = None
-    verified_by: str = ""
-    error: float | None = None
     hit_rate: float | None = None
     on_cpu: float | None = None
     copied: float | None = None
@@ -56,30 +50,3 @@ class OffloadRow:
     ratio_p10: float | None = None
     ratio_p90: float | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-    threads: int | None = None
-    machine: str = ""
-    device: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    commit: str = ""
-    date: str = ""
-    load: float | None = None  # load average before the run: the work of others
-    schema: int = SCHEMA
-
-    def to_json(self) -> dict[str, Any]:
-        fields = {k: rounded(v) for k, v in asdict(self).items()}
-        fields["figures"] = {k: rounded(v) for k, v in self.figures.items()}
-        return {k: v for k, v in fields.items() if k == "commit" or v not in (None, "", {})}
-
-    def under(self, conditions: Conditions, host: str, load: float) -> OffloadRow:
-        """The row with the conditions of its run. `host` names CPU and GPU, because the experts use both."""
-        versions = dict(conditions.versions)
-        for package in PACKAGES:
-            try:
-                versions[package] = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return replace(
-            self, machine=host, device=conditions.device, versions=versions, commit=conditions.commit,
-            date=conditions.date, load=load,
-        )  # fmt: skip

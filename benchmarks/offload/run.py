@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,22 +12,20 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
-from goldsmith.cli.bench.rows import Conditions
-from goldsmith.cli.terminal import Failure, console
-from goldsmith.core import native
-from goldsmith.core.device import machine
+from goldsmith.cli.bench.session import Session, device_name, session
+from goldsmith.cli.terminal import Failure
 from goldsmith.experts.packed.formats import FORMATS
 from goldsmith.offload.calibrate import calibrate
 from goldsmith.offload.calibration.calibration import Calibration
 
+from ..common.needs import require
+from ..common.rows import installed
 from . import calls, guard, steps, store, tables
-from .rows import OffloadRow
+from .rows import PACKAGES, OffloadRow
 from .shapes import SHAPES, Layers
 
 PARTS = ("calls", "steps", "guard", "memory", "store")
 TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
-BUSY = 1.5  # load average above which the machine counts as busy
 SHORT = 1024  # most tokens of steps and, by default, of the guard; longer prompts are timed as calls only
 
 
@@ -58,51 +53,33 @@ Case = tuple[str, Callable[[], Iterable[OffloadRow]]]
 
 def run(request: OffloadRequest, out: str | None) -> int:
     """Run the command; returns the exit status."""
-    err = console(stderr=True)
     device = torch.device(device_name(request.device))
     _check(request)
-    target = open_rows(out)
-    stream = console() if out != "-" else err
-    conditions = Conditions.here(str(device), request.commit)
-    host = f"{machine().cpu}, {machine().cores} cores"
-    named = f"{machine().gpus[device.index or 0]['name']}; {host}" if device.type == "cuda" else host
-    stream.print(f"[dim]{named} | {conditions}[/]")
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        err.print(f"[yellow]Others use this machine (load {load:.1f}): the CPU's lane, CPU peers and the calibration "
-                  "are measured on a busy machine.[/]")  # fmt: skip
-    status, shown, began = 0, 0, time.monotonic()
+    began = time.monotonic()
     shapes = request.shapes or (("qwen3", "v2-lite") if device.type == "cuda" else ("tiny",))
-    try:
+    with session(str(device), out, request.commit) as current:
+        current.warn_if_busy()
         for name in shapes:
-            if _over(request, began):
-                break
-            err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
-            with _layers(request, name, device) as layers:
-                layers.say = partial(_report, err, began)
-                for what, make in _cases(request, layers, partial(_calibrated, request, layers)):
-                    if _over(request, began):
-                        err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
-                                  "is left out.[/]")  # fmt: skip
-                        break
-                    layers.say(what)
-                    rows = [row.under(conditions, named, load) for row in _kept(make, what, err)]
-                    for row in rows:
-                        if target is not None:
-                            target.write(json.dumps(row.to_json()) + "\n")
-                            target.flush()
-                        status = max(status, int(row.verified is False))
-                    shown += len(rows)
-                    stream.print(tables.table(rows))
-    except KeyboardInterrupt:
-        err.print("[yellow]Interrupted: the rows so far are kept.[/]")
-        status = INTERRUPTED
-    finally:
-        if target is not None and target is not sys.stdout:
-            target.close()
-    if shown:
-        stream.print(tables.LEGEND)
-    return status or (0 if shown else 2)
+            if not _over(request, began):
+                current.err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
+                with _layers(request, name, device) as layers:
+                    layers.say = partial(_report, current.err, began)
+                    _time(request, layers, current, began)
+    return current.end(tables.LEGEND)
+
+
+def _time(request: OffloadRequest, layers: Layers, current: Session, began: float) -> None:
+    """Run the cases of one shape until the limit."""
+    for what, make in _cases(request, layers, partial(_calibrated, request, layers)):
+        if _over(request, began):
+            current.err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
+                              "is left out.[/]")  # fmt: skip
+            return
+        layers.say(what)
+        rows = [row.under(current, installed(PACKAGES)) for row in _kept(make, what, current.err)]
+        current.write(rows)
+        current.shown += len(rows)
+        current.stream.print(tables.table(rows))
 
 
 def _layers(request: OffloadRequest, name: str, device: torch.device) -> Layers:
@@ -183,10 +160,7 @@ def _cases(
 
 
 def _check(request: OffloadRequest) -> None:
-    if machine().interpreter:
-        raise Failure("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
-    if native.reason() is not None:
-        raise Failure(f"benchmarks.offload needs the native library: {native.reason()}.")
+    require("benchmarks.offload")
     for words, known, kind in (
         (request.parts, PARTS, "part"), (request.shapes, tuple(SHAPES), "shape"),
         ((request.format,), ("auto", *FORMATS), "format"),
@@ -194,7 +168,3 @@ def _check(request: OffloadRequest) -> None:
         for word in words:
             if word not in known:
                 raise Failure(f"no {kind} {word!r}; there are: {', '.join(known)}.")
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise Failure(f"benchmarks.offload needs transformers: {error}. pip install 'transformers>=5' peft") from None

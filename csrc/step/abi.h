@@ -47,3 +47,28 @@ GS_API gs_status gs_step(gs_step_args* args);
 // gs_moe_forward with `rows` and `flags`, then y[t] = sum over j of weights[t, j] rows[t k + j], in this order, each
 // product and each sum rounded to float32, and once to y's dtype. finite: 1 if no row and no sum has NaN or Inf.
 GS_API gs_status gs_moe_merged(const gs_moe_args* args, int32_t* finite);
+
+// A layer's experts in a step that runs on a device, which computes those that it holds.
+typedef struct {
+    const gs_moe_args* experts;  // with x, ids, rows and flags, which all layers share
+    const int32_t* slots;        // [E]: the device's slot of each expert, -1 if the CPU computes it
+    int64_t* uses;               // [E]: routes of each expert, counted up
+    int64_t computed;            // routes that the CPU computed, counted up
+    double seconds;              // of the CPU's experts, counted up
+} gs_served_layer;
+
+// The device sets `asked` once x and `routed` of a layer are in host memory; the CPU sets it to 0, computes its rows,
+// and sets `answered`, which the device sets to 0 again.
+typedef struct {
+    size_t size;
+    gs_served_layer* layers;
+    int64_t layer_count, routes;
+    const int64_t* routed;   // [routes]: the experts that the device's router chose
+    int64_t* ids;            // [routes]: the ids of `experts`
+    const int32_t* threads;  // [routes + 1]: threads for so many routes
+    uint32_t *asked, *answered;
+    double patience;  // seconds to wait for a question
+    int64_t polite;   // whether to yield the processor while waiting
+} gs_serve_args;
+
+GS_API gs_status gs_serve(const gs_serve_args* args);

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from goldsmith.assay.diagnosis import Cause, Diagnosis
-from goldsmith.assay.diagnosis.evidence import (
+from goldsmith.assay.diagnosis.facts.evidence import (
     ErrorPattern,
     Evidence,
     Fit,

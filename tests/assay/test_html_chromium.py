@@ -14,7 +14,7 @@ import torch
 from assay import chromium
 from assay import html_samples as samples
 from goldsmith import assay
-from goldsmith.assay.diagnosis import diagnosis_page
+from goldsmith.assay.diagnosis.report import page as diagnosis_page
 from goldsmith.assay.gate import verdict_page
 from goldsmith.assay.gate.verdict import Verdict
 from goldsmith.assay.report.html import page

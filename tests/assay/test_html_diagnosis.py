@@ -8,8 +8,10 @@ import torch
 from assay import html_samples as samples
 from assay.html_reader import Reader
 from goldsmith import assay
-from goldsmith.assay.diagnosis import Cause, diagnosis_page, diagnosis_view
-from goldsmith.assay.diagnosis.case_outcomes import case_outcomes
+from goldsmith.assay.diagnosis import Cause
+from goldsmith.assay.diagnosis.report import page as diagnosis_page
+from goldsmith.assay.diagnosis.report import view as diagnosis_view
+from goldsmith.assay.diagnosis.report.case_outcomes import case_outcomes
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note
 
@@ -43,15 +45,23 @@ def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables(
     "score, params, title",
     [
         (0.9, {}, "y is wrong: a factor is wrong."),
-        (0.62, {}, "y is wrong; likely a factor is wrong (score 0.62)."),
-        (0.2, {}, "y is wrong; likely a factor is wrong (score 0.20)."),
-        (0.95, {"learned": True}, "y is wrong; likely wrong factor, a guess from similar known faults (score 0.95)."),
+        (0.62, {}, "y is wrong; not explained."),
+        (0.95, {"learned": True}, "y is wrong; not explained."),
     ],
 )
-def test_the_title_says_likely_and_the_score_if_the_cause_is_a_guess(score, params, title):
+def test_a_guess_is_not_in_the_title(score, params, title):
     cause = Cause("wrong_factor", score, "y", ["y / g is 1.7"], params, "y is wrong: a factor is wrong", "")
     diagnosis = samples.diagnosis(causes=[cause])
-    assert f"<h1>{title}</h1>" in diagnosis_page.render(diagnosis)
+    page = diagnosis_page.render(diagnosis)
+    assert f"<h1>{title}</h1>" in page and ("not explained" in title) == (f"{100 * score:.0f} %" in page)
+
+
+def test_an_exact_edit_of_the_golden_is_the_title():
+    cause = Cause(
+        "wrong_factor", 0.6, "y", ["y / g is 1.7"], {}, "y is wrong: a factor is wrong", edit="b is read as c"
+    )
+    page = diagnosis_page.render(samples.diagnosis(causes=[cause]))
+    assert "<h1>y is wrong: the golden gives it when b is read as c.</h1>" in page
 
 
 def test_the_cases_are_a_table_of_pass_and_fail():

@@ -3,8 +3,8 @@
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis import diagnosis_page
-from goldsmith.assay.diagnosis.text import SMALLEST, render
+from goldsmith.assay.diagnosis.report import page as diagnosis_page
+from goldsmith.assay.diagnosis.report.text import SMALLEST, render
 
 
 def colours(x):

@@ -17,23 +17,27 @@ pytest.importorskip("gguf", reason="comes with the extra hf")
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.generate import command, gguf_files, peers, room, run
-from benchmarks.generate.arithmetic import Arithmetic
+from benchmarks.common import needs
+from benchmarks.generate import command, room
 from benchmarks.generate.check import Judge
-from benchmarks.generate.engines import GoldsmithEngine, PlainEngine, TransformersEngine
-from benchmarks.generate.llama import Llama, NoLlama
-from benchmarks.generate.peers import Precision, Setting
-from benchmarks.generate.processes import EngineError, EngineProcess
-from benchmarks.generate.rows import GenerateRow, Rate
+from benchmarks.generate.engines import peers
+from benchmarks.generate.engines.arithmetic import Arithmetic
+from benchmarks.generate.engines.llama import Llama, NoLlama
+from benchmarks.generate.engines.peers import Precision, Setting
+from benchmarks.generate.engines.processes import EngineError, EngineProcess
+from benchmarks.generate.model import gguf_files
+from benchmarks.generate.model.shapes import SHAPES, shape_of
+from benchmarks.generate.model.weights import FolderWeights, RandomWeights, names
+from benchmarks.generate.rows import GenerateRow
 from benchmarks.generate.scratch import scratch
-from benchmarks.generate.shapes import SHAPES, shape_of
-from benchmarks.generate.tables import remarks, table
-from benchmarks.generate.turns import Measured, rounds
-from benchmarks.generate.weights import FolderWeights, RandomWeights, names
-from benchmarks.generate.worker import answered
+from benchmarks.generate.tables import remarks
+from benchmarks.generate.workers.compiled import CompiledEngine
+from benchmarks.generate.workers.golden import GoldenEngine
+from benchmarks.generate.workers.ours import GoldsmithEngine
+from benchmarks.generate.workers.plain import TransformersEngine
+from benchmarks.generate.workers.worker import answered
 from goldsmith.cli import app
 from goldsmith.cli.bench import moved
-from goldsmith.cli.terminal import console
 from goldsmith.core import native
 from repo.tree import ROOT
 
@@ -44,7 +48,7 @@ TINY, SHORT = SHAPES["tiny"], ["--prompt", "16", "--tokens", "4", "--rounds", "1
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
     """As on a machine where Triton's interpreter is off."""
-    monkeypatch.setattr(run, "machine", lambda: SimpleNamespace(interpreter=False, cores=2))
+    monkeypatch.setattr(needs, "machine", lambda: SimpleNamespace(interpreter=False, cores=2))
 
 
 def refusal(*arguments):
@@ -134,7 +138,7 @@ def test_a_file_holds_the_numbers_that_goldsmith_and_the_plain_model_compute_wit
     weight = RandomWeights(TINY).tensor("blk.1.ffn_up_exps").double()
     up = plain["model.layers.1.mlp.experts.gate_up_proj"].chunk(2, 1)[1]
     assert 0.05 < float((up - weight).norm() / weight.norm()) < 0.2  # four bits
-    judge = Judge(InProcess(PlainEngine(options(path))), tmp_path, [[1, 2, 3, 4], [9, 8, 7]])
+    judge = Judge(InProcess(GoldenEngine(options(path))), tmp_path, [[1, 2, 3, 4], [9, 8, 7]])
     judge.prepare(Arithmetic())
     ours = InProcess(GoldsmithEngine(options(path, format="int4")))
     try:
@@ -144,7 +148,7 @@ def test_a_file_holds_the_numbers_that_goldsmith_and_the_plain_model_compute_wit
 
 
 def test_the_golden_of_a_dense_part_that_is_packed_anew_has_the_packed_weights(tmp_path):
-    engine = PlainEngine(options(written(tmp_path, "fp32", "fp32")))
+    engine = GoldenEngine(options(written(tmp_path, "fp32", "fp32")))
     engine.load()
     with torch.inference_mode():
         errors = {}
@@ -157,7 +161,7 @@ def test_the_golden_of_a_dense_part_that_is_packed_anew_has_the_packed_weights(t
 @pytest.mark.parametrize("fault", ["theta", "norm_topk_prob", "num_experts_per_tok"])
 def test_a_model_with_another_formula_is_wrong_in_every_arithmetic(tmp_path, fault):
     path = written(tmp_path, "bf16", "bf16")
-    judge = Judge(InProcess(PlainEngine(options(path))), tmp_path, [list(range(16)), list(range(40, 56))])
+    judge = Judge(InProcess(GoldenEngine(options(path))), tmp_path, [list(range(16)), list(range(40, 56))])
     wrong = options(path)
     wrong["config"] |= {
         "theta": {"rope_theta": 10.0}, "norm_topk_prob": {"norm_topk_prob": False},
@@ -189,7 +193,7 @@ def test_a_folder_gives_the_weights_that_transformers_reads(tmp_path):
         (["--shape", "huge"], "--shape huge: there are qwen3-30b, qwen3-235b, small, tiny."),
         (["--format", "q4"], "--format q4: there are int4, int8, bf16, fp32."),
         (["--dense-format", "x"], "--dense-format x: there are int4, int8, bf16, fp32."),
-        (["--against", "ollama"], "--against ollama: there are llama.cpp, transformers, kt-kernel, accelerate, and no"),
+        (["--against", "ollama"], "there are llama.cpp, transformers, kt-kernel, accelerate, torch.compile, and none."),
         (["--against", "llama.cpp"], "llama.cpp cannot run: give --llama PATH: a folder in which llama.cpp was built"),
         (["--llama", "/nowhere"], "llama.cpp cannot run: --llama /nowhere is not a folder"),
         (["--against", "accelerate"], "accelerate cannot run: it splits a model between a GPU and the CPU"),
@@ -229,32 +233,27 @@ def test_a_format_that_a_peer_lacks_is_named_in_its_row():
     assert lacks(Precision("int4", "fp32")) == "it has no Q4_0 experts beside a dense part in fp32"
     row = GenerateRow("tiny", TINY.sizes, 2, "int4", "fp32", "transformers", "transformers", note="it has no Q4_0")
     assert list(remarks([row])) == ["transformers: it has no Q4_0."]
+    assert peers.beyond("avx2", "AVX = 1 | AVX512 = 1") == "built with AVX-512, the others are held to avx2"
+    assert peers.beyond("avx512", "AVX512 = 1") == peers.beyond("avx2", "AVX2 = 1") == ""
     # without the keyword of the loading functions, the dense part is float32, and the row says so
     assert peers.goldsmith(setting).dense(Precision("int4", "int4")) == "fp32"
 
 
-def test_engines_take_turns_and_one_that_ends_is_not_waited_for():
-    turns = []
-
-    class Engine:
-        def __init__(self, name):
-            self.name = name
-
-        def ask(self, verb, word="-", ids=()):
-            turns.append((self.name, verb))
-            if self.name == "b" and turns.count(("b", "prompt")) == 2:
-                raise EngineError("b ended with signal 9")
-            return {"seconds": 0.5} if verb == "prompt" else {"seconds": [0.1] * int(word)}
-
-        def memory(self):
-            return {"resident": 5, "peak": 7}
-
-    loaded = {name: Engine(name) for name in "ab"}
-    results = {name: Measured() for name in "ab"}
-    rounds(dict.fromkeys("ab"), results, 3, list(range(20)), 4, lambda: None, lambda: None, keep=loaded)
-    assert [name for name, verb in turns if verb == "prompt"] == ["a", "b", "a", "b", "a"]
-    assert results["a"].prompt == [40.0] * 3 and results["a"].decode == pytest.approx([10.0] * 3)
-    assert (results["b"].failed, len(results["b"].prompt)) == ("b ended with signal 9", 1)
+def test_a_compiled_step_computes_the_plain_model(tmp_path, monkeypatch):
+    # "eager" traces the step without graph breaks as inductor does; its code takes a minute to compile
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda step, **options: compile(step, backend="eager", **options))
+    path = written(tmp_path, "int4", "int8")
+    compiled = InProcess(CompiledEngine(options(path, format="int4", dense_format="int8")))
+    judge = Judge(InProcess(GoldenEngine(options(path))), tmp_path, [[1, 2, 3, 4]])
+    arithmetic = Arithmetic(packs="int8")
+    judge.prepare(arithmetic)
+    try:
+        assert judge.judge(compiled, arithmetic).agrees
+        plain = InProcess(TransformersEngine(options(path)))
+        assert compiled.ask("decode", 3, [5, 6])["ids"] == plain.ask("decode", 3, [5, 6])["ids"]
+    finally:
+        compiled.engine.close()
 
 
 def test_an_engine_that_ends_says_why(tmp_path):
@@ -278,21 +277,6 @@ def test_llama_is_refused_without_libraries_or_headers(tmp_path):
         (tmp_path / "include" / header).write_text("#error another version\n")
     with pytest.raises(NoLlama, match="its runner cannot be compiled: .*another version"):
         Llama.find(tmp_path).compile(tmp_path)
-
-
-def test_the_table_is_80_columns_wide(capsys, monkeypatch):
-    rate = Rate.of([1023.0, 1100.0, 1000.0])
-    row = GenerateRow(
-        "small", SHAPES["small"].sizes, 8, "int4", "fp32", "goldsmith", "goldsmith", prompt_tokens=512,
-        decode_tokens=128, prompt=rate, decode=rate, verified=True, error=1.2e-6, share_of_read=0.35,
-        memory={"stated": 1 << 30, "resident": 1100 << 20},
-    )  # fmt: skip
-    stream = console()
-    stream.width = 80
-    stream.print(table([row]))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and max(map(len, lines)) <= 80
-    assert "1,023 ±5 %" in lines[2] and "1.1 GiB (1.0 GiB)" in lines[2]
 
 
 def test_bytes_of_a_token_are_those_of_its_tensors():
@@ -350,7 +334,7 @@ def llama(tmp_path_factory):
 def test_the_runner_of_llama_splits_a_prompt_and_decodes(llama, tmp_path):
     # a context of 30 tokens, at most 8 in a call
     runner = EngineProcess("llama.cpp", [str(llama), "model.gguf", "1", "30", "8", "0", "0"], {}, tmp_path / "log")
-    assert runner.answer() == {"ready": True, "system": "none"}
+    assert runner.answer() == {"ready": True, "system": "none", "note": ""}
     assert runner.ask("prompt", "-", range(20))["seconds"] > 0
     answer = runner.ask("decode", 4, [7, 46])
     assert answer["ids"] == [47, 48, 49, 0, 1] and len(answer["seconds"]) == 4
@@ -358,4 +342,8 @@ def test_the_runner_of_llama_splits_a_prompt_and_decodes(llama, tmp_path):
     assert np.fromfile(tmp_path / "logits", np.float32).reshape(10, 50).argmax(1).tolist() == list(range(1, 11))
     with pytest.raises(EngineError, match=r"llama\.cpp: llama_decode failed"):
         runner.ask("prompt", "-", range(31))
+    runner.close()
+    # asked for a GPU, which the library cannot use
+    runner = EngineProcess("llama.cpp", [str(llama), "model.gguf", "1", "30", "8", "999", "1"], {}, tmp_path / "log")
+    assert runner.answer()["note"] == "built without a backend for GPUs: all of it runs on the CPU"
     runner.close()

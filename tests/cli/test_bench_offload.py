@@ -14,7 +14,9 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 import torch
 from typer.testing import CliRunner
 
+from benchmarks.common import needs
 from benchmarks.offload import calls, clock, command, guard, rules, run, shapes, steps
+from goldsmith.cli.bench import session
 from goldsmith.cli.bench.timing import Timing
 from goldsmith.core import native
 from goldsmith.core.device import machine
@@ -37,7 +39,7 @@ def at_once(arguments, seconds, around=nullcontext):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(run, "machine", lambda: replace(machine(), interpreter=False))
+    monkeypatch.setattr(needs, "machine", lambda: replace(machine(), interpreter=False))
     monkeypatch.setattr(calls, "take_turns", at_once)
     monkeypatch.setattr(steps, "take_turns", at_once)
     monkeypatch.setattr(guard, "MOST", guard.LEAST)
@@ -175,7 +177,7 @@ def test_unknown_parts_and_shapes_are_refused_in_a_paragraph(words, message):
 
 
 def test_a_busy_machine_is_reported_and_its_load_is_in_the_rows(monkeypatch):
-    monkeypatch.setattr(run.os, "getloadavg", lambda: (7.5, 0.0, 0.0))
+    monkeypatch.setattr(session, "load", lambda: 7.5)
     result, rows = bench("memory", "--tokens", "1")
     assert "Others use this machine (load 7.5)" in " ".join(result.stderr.split())
     assert [(row["op"], row["load"]) for row in rows] == [("offload.calibrate", 7.5), ("offload.memory", 7.5)]

@@ -1,6 +1,5 @@
 """A page or JSON that cannot be written costs no result: the table, the exit status and the other file are as ever."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -10,8 +9,7 @@ from typer.testing import CliRunner
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import FAIL, Finding
 from goldsmith.cli import app
-from goldsmith.cli.bench import command as bench
-from goldsmith.cli.terminal import console
+from goldsmith.cli.bench.session import session
 from goldsmith.cli.verify import command, display
 from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.selection import Job
@@ -71,14 +69,17 @@ def test_the_table_is_printed_before_a_file_is_written(outcome, monkeypatch, tmp
 
 def test_bench_still_measures_and_shows_the_rows_that_follow(capsys):
     class Row:
+        verified = None
+
         def to_json(self):
             return {"case": "a"}
 
-    target = open(FULL, "a")
-    assert bench._write_row(target, Row(), "/dev/full", console(stderr=True)) is None
-    with contextlib.suppress(OSError):
-        target.close()
-    assert "Cannot write /dev/full: No space left on device" in " ".join(capsys.readouterr().err.split())
+    with session("cpu", str(FULL), "abc") as run:
+        run.write([Row()])
+        run.write([Row()])
+        run.shown = 2
+    assert run.end("") == 0
+    assert " ".join(capsys.readouterr().err.split()).count("Cannot write /dev/full: No space left on device") == 1
 
 
 @pytest.mark.parametrize("status", [0, 1])

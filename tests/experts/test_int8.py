@@ -119,3 +119,18 @@ def test_lora_uses_the_unrounded_inputs():
     plain = experts.moe(x, ids, w, base, compute="int8")
     assert torch.equal(experts.moe(x, ids, w, base, lora=nothing, compute="int8"), plain)
     assert not torch.equal(experts.moe(x, ids, w, base, lora=lora, compute="int8"), plain)
+
+
+@needs_native
+def test_the_benchmark_states_the_error_and_the_perplexity(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path))
+    pytest.importorskip("transformers", reason="comes with the extra hf")
+    from benchmarks.experts import int8
+
+    rows = list(int8.layers_error("int4", (64, 32), ["scalar"]))
+    exact, in_8_bits = (next(row for row in rows if row["compute"] == name) for name in int8.COMPUTES)
+    assert exact["state"] == "ok" and exact["rms_over_noise"] < 2
+    assert 1e-3 < in_8_bits["relative"] < 5e-2 and in_8_bits["rms_over_noise"] > 100
+    *_, last = int8.perplexities(["int4"], 40)
+    assert (last["format"], last["compute"], last["tokens"]) == ("int4", "int8", 39) and last["perplexity"] > 1
+    assert "int4       int8    perplexity" in int8.line(last)

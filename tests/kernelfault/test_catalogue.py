@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernelfault import catalogue
-from goldsmith.assay.diagnosis import rules
+from goldsmith.assay.diagnosis.causes import rules
 from repo.tree import ROOT
 
 FAULTS = catalogue.faults()

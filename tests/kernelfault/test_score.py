@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import intervals
 from benchmarks.kernelfault import calibration, catalogue, figures, page, runner
-from goldsmith.assay.diagnosis import rank
+from goldsmith.assay.diagnosis.causes import rank
 from repo.tree import ROOT
 
 pytestmark = pytest.mark.sweep(2)
@@ -91,7 +91,7 @@ def test_kept_rows_depend_on_the_assay_and_on_their_own_kernel(tmp_path, monkeyp
         return [before[0] != after[0], *(a != b for a, b in zip(before[1], after[1], strict=True))]
 
     # the assay; a fault of each of three hosts, of which we ship the second; clean runs
-    assert changed("src/goldsmith/assay/diagnosis/rules/state.py") == [True, False, False, False, False]
+    assert changed("src/goldsmith/assay/diagnosis/causes/rules/state.py") == [True, False, False, False, False]
     assert changed("benchmarks/kernelfault/worker.py") == [True, False, False, False, False]
     assert changed("benchmarks/kernelfault/specimens/router_scatter.py") == [False, False, False, True, False]
     assert changed("src/goldsmith/mhc/_formulas.py") == [False, False, True, False, False]

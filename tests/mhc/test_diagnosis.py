@@ -2,7 +2,7 @@
 
 import pytest
 
-from goldsmith.assay.diagnosis.diagnosis import diagnose
+from goldsmith.assay.diagnosis.driver import diagnose
 from mhc.test_history import backward_target
 
 pytestmark = pytest.mark.sweep(2)

@@ -33,7 +33,7 @@ def _cache(tmp_path_factory, monkeypatch):
 
 
 def plain_model(family="qwen3_moe", dtype=torch.float32, **changes):
-    return models.model(family, dtype=dtype, **FAMILIES[family] | changes)
+    return models.model(family, dtype=dtype, **FAMILIES.get(family, {}) | changes)
 
 
 def continued(model, ids, count=1):

@@ -96,7 +96,7 @@ def wrong(parts: tuple[str, ...], row: Import) -> str | None:
             if floor == "hf" and row.runs:
                 return "hf imports the assay inside functions, so that models run without it"
         if floor == "assay" and target[2:4] == ["report", "html"] and row.runs:
-            if "html" not in parts and parts[-1] not in ("diagnosis_page", "diagnosis_view"):
+            if "html" not in parts and parts[:3] != ("assay", "diagnosis", "report"):
                 return "few callers make pages: report.html, which needs jinja2, is imported inside functions"
         if part != floor and part not in BELOW.get(floor, set()):
             return f"{floor} may import {', '.join(sorted(BELOW[floor])) or 'none of ours'}, not {part}"

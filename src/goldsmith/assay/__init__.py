@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .declare.decisions import argmax, given, sign, topk
     from .declare.target import Target
     from .diagnosis import Bundle, Cause, Diagnosis, diagnose, load_bundle
-    from .diagnosis.replay import replay
+    from .diagnosis.report.replay import replay
     from .nonfinite.events import Event, NonFinite
     from .nonfinite.watch import watch
     from .report.check_report import Report

@@ -31,7 +31,6 @@ from .report.results import (
     GOLDEN_RAISED,
     NOT_JUDGED,
     NOT_RUN,
-    NOTHING_COMPARED,
     PASS,
     QUALITY,
     REFERENCE_FAULT,
@@ -115,9 +114,8 @@ def examine(
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
-    examinations: list[
-        Examination
-    ] = []  # an examination holds the tensors of every run, so only the requested one is kept
+    # an examination holds the tensors of every run, so only the requested one is kept
+    examinations: list[Examination] = []
     stopped: KeyboardInterrupt | None = None
     with neutral_state():
         for each in cases:
@@ -127,7 +125,7 @@ def examine(
                 label = _label(each, drawn, target, dtype)
                 why = report.partial or (budget.spent_text if budget.spent else "")
                 if why:
-                    _not_run(report, tally, why, label, drawn, selected, only_values)
+                    _not_run(report, tally, why, label, drawn, selected, only_values, late=True)
                     continue
                 try:
                     examination = Examination(target, each, drawn, device, seed, selected, label)
@@ -255,21 +253,21 @@ def _examine(examination: Examination, budget: Budget, tally: _Tally, only_value
         if examination.short:
             memory_errors.release(examination.device)
     if skipped:
-        examination.note(
-            "budget", examination.target.name or "", f"{budget.spent_text}; not run on this case: {', '.join(skipped)}"
-        )
+        left_out = ", ".join(skipped)
+        text = f"{budget.spent_text}; not run on this case: {left_out}"
+        examination.note("budget", examination.target.name or "", text, left_out)
 
 
 def _not_run(
     report: Report, tally: _Tally, why: str, label: str, dtype: torch.dtype, selected: frozenset[str],
-    only_values: bool,
+    only_values: bool, late: bool = False,
 ) -> None:  # fmt: skip
-    """Record a case for which no time was left. float32 beside a 16-bit dtype is only a probe."""
+    """Record a case for which no time was left (late), or no memory. float32 beside a 16-bit dtype is only a probe."""
     for name in ["float32"] if only_values else selected - {"float32"}:
         tally.skipped(name, why)
     if not only_values:
         report.cases.append(label)
-        report.notes.append(Note(NOT_RUN, report.target, f"the case did not run: {why}", label))
+        report.notes.append(Note(NOT_RUN, report.target, f"the case did not run: {why}", label, "the case" * late))
         if _spelt(dtype) not in report.dtypes:
             report.dtypes.append(_spelt(dtype))
 
@@ -371,7 +369,8 @@ def _collect(report: Report, examination: Examination) -> None:
     if dtype not in report.dtypes:
         report.dtypes.append(dtype)
     report.findings += [
-        Finding("CERTAIN", "golden", "", None, None, None, p, examination.label) for p in examination.problems
+        Finding("CERTAIN", "golden", "", None, None, None, p, examination.label, kind="golden")
+        for p in examination.problems
     ]
     report.findings += examination.findings
     report.notes += examination.notes
@@ -395,5 +394,5 @@ def _verdict(report: Report, tally: _Tally) -> str:
     failing = [f for f in report.findings if report.strict or f.rung != QUALITY]
     if failing:
         return FAIL
-    left = any(n.id == NOT_RUN or n.text == NOTHING_COMPARED for n in report.notes)
+    left = any(n.id == NOT_RUN or n.id == NOT_JUDGED and n.left_out for n in report.notes)
     return PASS if tally.judged(report) and not left else UNJUDGED

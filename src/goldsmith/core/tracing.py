@@ -28,7 +28,7 @@ class TargetTypeError(TargetError, TypeError):
 class Listener(Protocol):
     """What receives the stages of a run."""
 
-    def visit(self, name: str, value: Tensor) -> Tensor: ...
+    def visit(self, name: str, value: Tensor, at: tuple[object, ...] | None = None) -> Tensor: ...
 
     def wants(self, name: str | None) -> bool: ...
 
@@ -37,13 +37,16 @@ class Listener(Protocol):
 _listener: Listener | None = None
 
 
-def stage(name: str, value: Tensor) -> Tensor:
+def stage(name: str, value: Tensor, *, at: tuple[object, ...] | None = None) -> Tensor:
     """value, recorded under `name` while the assay traces; in isolation the golden's value takes its place.
 
     Use it in goldens and candidates, forward and backward (`stage("h.grad", dh)`). Continue with the returned tensor: a
     stage whose return value is ignored can be observed, but not isolated. A repeated name becomes `name#2`.
+
+    at: the place of a tile in the whole stage, an entry for each of its first axes: a slice, a whole number, or a
+    tensor of indices. The tiles of a name are one stage: `stage("p", tile, at=(slice(r, r + 64), slice(c, c + 32)))`.
     """
-    return value if _listener is None else _listener.visit(name, value)
+    return value if _listener is None else _listener.visit(name, value, at)
 
 
 def tracing(name: str | None = None) -> bool:

@@ -19,6 +19,7 @@ from ..core.autograd import as_stored
 from ..core.deprecation import renamed_argument
 from .adapters import EngineAdapters, Layers
 from .calibration.calibration import Calibration
+from .decoding.recording import recorded
 from .engine_inputs import calibration_for, static_experts
 from .engine_lock import EngineLock
 from .engine_reports import EngineReports
@@ -105,7 +106,7 @@ class Engine(EngineReports):
         self._costs = getattr(self.calibration, "costs", None)
         self._adapting = AdaptiveCosts(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: defaultdict[int, Counts] = defaultdict(Counts)
-        self._faults, self._trace = Faults(store), Trace()
+        self._faults, self._trace, self.steps = Faults(store), Trace(), []
         self._lock, self._number, self._positions = EngineLock(), 0, 0
         self._assign = assign  # benchmarks set other rules here
         self._guard = Guard(store, self._faults, self.settings.guard)
@@ -144,6 +145,8 @@ class Engine(EngineReports):
         """
         if torch.compiler.is_compiling():
             return self._entry(self, layer, x, top_k_index, top_k_weights)
+        if (experts := recorded(self)) is not None:
+            return experts.call(layer, x, top_k_index, top_k_weights)
         return self._call(layer, x, top_k_index, top_k_weights)
 
     def _call(self, layer: int, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -343,6 +346,8 @@ class Engine(EngineReports):
 
     def _end(self) -> None:
         try:
+            for step in list(self.steps):
+                step.close()
             self._lanes.close()
         finally:
             del self._lanes  # the lanes still refer to the arenas

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
-from .engine_lock import EngineLock
+from .engine_lock import EngineLock, Result
 from .explanation import Explanation, explain
+from .lanes.device_lanes import DeviceLanes
 from .lanes.direct import DirectCalls
 from .memory.cache import Cache
 from .observe.statistics import Counts, Stats
 from .observe.trace import Trace
+
+
+class CountedStep(Protocol):
+    """A recorded step over the engine's experts."""
+
+    def settle(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class EngineReports:
@@ -27,6 +35,30 @@ class EngineReports:
     _trace: Trace
     _transport: tuple[str, str]
     _runs_ahead: bool
+    _number: int
+    steps: list[CountedStep]  # recorded steps, which count by themselves
+
+    @property
+    def device_lanes(self) -> DeviceLanes | None:
+        """The lanes with a GPU; None if the engine takes no memory there."""
+        return self._lanes if isinstance(self._lanes, DeviceLanes) else None
+
+    @property
+    def caches(self) -> Mapping[int, Cache]:
+        return self._caches
+
+    @property
+    def calls(self) -> int:
+        """Calls so far, which may have changed the caches."""
+        return self._number
+
+    def tally(self, layer: int) -> Counts:
+        return self._tallies[layer]
+
+    def exclusively(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Returns work(*arguments) while no other thread uses the engine."""
+        self._check()
+        return self._lock.take(work, *arguments)
 
     def stats(self) -> Stats:
         """Counters since the engine was created, or since reset_stats(): totals and `.layers[layer]`.
@@ -46,6 +78,8 @@ class EngineReports:
             self.flush()
         if self.direct is not None:
             self.direct.settle()
+        for step in self.steps:
+            step.settle()
 
     def explain(self) -> Explanation:
         """Budget, lanes, costs, thresholds and bottlenecks, in words; `to_dict()` for programs."""
@@ -70,6 +104,8 @@ class EngineReports:
         """{"counts": {layer: calls that used each expert}} so far, ready for JSON: the input of cache="static"."""
         if self.direct is not None:
             self.direct.settle()
+        for step in self.steps:
+            step.settle()
         return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
 
     def flush(self) -> None:

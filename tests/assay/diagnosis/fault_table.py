@@ -5,7 +5,7 @@ import math
 import torch
 
 from assay.diagnosis.faulty import checked, draw, pair, report
-from goldsmith.assay.diagnosis.evidence import Evidence, Fit, Influence, MemoryFact, RunFact, StageState
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Fit, Influence, MemoryFact, RunFact, StageState
 from goldsmith.assay.report.results import Location
 
 A, B = draw(12, 40), draw(40, 16, seed=1)
@@ -24,8 +24,9 @@ def cut(kept, missing):
     return pair(A[:, kept] @ B[kept], G, influence={"a": Influence("a", 1, (missing,), outputs=("y",))})
 
 
-def refused(probe, verdict, text):
-    return Evidence(report=report(text, probe=probe, verdict=verdict), tensor="y")
+def refused(probe, verdict, text, kind, **values):
+    refusal = report(text, probe=probe, verdict=verdict, kind=kind, values=values)
+    return Evidence(report=refusal, tensor="y")
 
 
 def term(reading, coefficient, golden=None, factor="1", **more):
@@ -42,8 +43,8 @@ def poisoned(share, right):
     return pair(put(nan, (slice(None), slice(1, 4))), G, memory=[fact], runs={"zeroed memory": zeroed})
 
 
-def fact(kind, text="something was done"):
-    return Evidence(report=report(text), tensor="y", memory=[MemoryFact(kind, "y", text)])
+def fact(kind, text="something was done", **values):
+    return Evidence(report=report(text), tensor="y", memory=[MemoryFact(kind, "y", text, values=values)])
 
 
 def late(**runs):
@@ -161,7 +162,7 @@ TABLE = (
     ("never_written", "a grid too small", lambda: poisoned(0.2, right=False)),
     ("never_written", "a tail not stored, as checked", lambda: checked(_unstored, backward=None)),
     ("not_computed", "all zeros", lambda: pair(G * 0, G)),
-    ("not_computed", "no tensor", lambda: Evidence(report=report("y: no tensor came, expected shape [3]"), tensor="y")),
+    ("not_computed", "no tensor", lambda: Evidence(report=report("no tensor", kind="no_tensor"), tensor="y")),
     ("truncated_reduction", "the end is missing", lambda: cut(slice(0, 32), (32, 39))),
     ("off_by_one", "the last one is missing", lambda: cut(slice(0, 39), (39, 39))),
     ("wrong_mask", "the tail is wrong", lambda: pair(put(3.0, slice(8, 12)), G)),
@@ -195,7 +196,7 @@ TABLE = (
     ("layout_assumption", "transposed input", lambda: late(**LAYOUTS)),
     ("layout_assumption", "as checked", lambda: checked(_dense_only, backward=None)),
     ("expanded_gradient", "stride 0 alone", lambda: late(**{k: not v for k, v in LAYOUTS.items()})),
-    ("overrun", "guard", lambda: fact("overrun", "4096 bytes written past the end of y (4096 bytes)")),
+    ("overrun", "guard", lambda: fact("overrun", bytes=4096, side="past")),
     ("stray_read", "guard", lambda: fact("stray_read")),
     ("aliased", "shared", lambda: fact("aliased")),
     ("input_modified", "as checked", lambda: checked(lambda x, w: x.detach().mul_(w).sum(-1), backward=None)),
@@ -212,7 +213,7 @@ TABLE = (
     ("truncating_store", "bfloat16", lambda: pair(truncated(G), G, dtype="bfloat16")),
     ("index_overflow", "beyond 2^31", lambda: pair(put(0.0, slice(6, 12)), G, sizes={"stride": 2**31 + 8})),
     ("invalid_index", "-1 wraps", neighbour),
-    ("wrong_decision", "an illegal choice", lambda: refused("decisions", "fail", "i is not a legal choice")),
+    ("wrong_decision", "an illegal choice", lambda: refused("decisions", "fail", "no", "illegal_choice")),
     ("wrong_saved_tensor", "saved pre-activation", saves),
     ("missing_partition", "each rank the whole", ranks),
     ("missing_partition", "no rank offset", lambda: pair(torch.cat([G[:6] + G[6:], G[6:] * 0]), G)),
@@ -222,8 +223,8 @@ TABLE = (
     ("single_element", "one of 192", lambda: pair(put(9.0, (3, 4)), G)),
     ("exception", "raises", lambda: checked(_raises, backward=None)),
     ("bad_config", "group size 0", lambda: refused(
-        "values", "fail", "the candidate raised in its forward (values): ZeroDivisionError: integer modulo by zero")),
-    ("reference_fault", "the golden", lambda: refused("golden", "reference_fault", "float32 inside")),
+        "values", "fail", "it raised", "raised", error="ZeroDivisionError: integer modulo by zero")),
+    ("reference_fault", "the golden", lambda: refused("golden", "reference_fault", "float32 inside", "golden")),
 )  # fmt: skip
 
 

@@ -4,9 +4,9 @@ import torch
 
 from assay import kernels
 from goldsmith import assay
-from goldsmith.assay.diagnosis.evidence import Evidence
-from goldsmith.assay.diagnosis.patterns import patterns
-from goldsmith.assay.diagnosis.ratios import ratios
+from goldsmith.assay.diagnosis.facts.evidence import Evidence
+from goldsmith.assay.diagnosis.fitting.patterns import patterns
+from goldsmith.assay.diagnosis.fitting.ratios import ratios
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
@@ -15,8 +15,9 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def report(*texts, probe="values", verdict=FAIL):
-    findings = [Finding(CERTAIN, probe, "y", None, None, None, text) for text in texts]
+def report(*texts, probe="values", verdict=FAIL, kind="", run="", values=None):
+    more = {"kind": kind, "run": run, "values": values or {}}
+    findings = [Finding(CERTAIN, probe, "y", None, None, None, text, **more) for text in texts]
     return Report("kernel", verdict=verdict, findings=findings)
 
 

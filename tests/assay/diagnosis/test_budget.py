@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis import diagnosis
+from goldsmith.assay.diagnosis import driver
 from goldsmith.assay.support import deadline
 
 pytestmark = pytest.mark.sweep(3)
@@ -139,7 +139,7 @@ def test_an_interrupt_names_the_steps_that_it_left_out(monkeypatch):
         ("_use_other_case", "what other cases show"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(diagnosis, step, interrupted)
+            patch.setattr(driver, step, interrupted)
             result = assay.diagnose(of, probes="quick")
         assert result.partial == "interrupted" and result.traced[-1] == f"Left out: {omitted}."
 

@@ -10,8 +10,8 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.declare.binding import inputs_and_scalars
-from goldsmith.assay.diagnosis import bundle as bundles
-from goldsmith.assay.diagnosis.replay import replay
+from goldsmith.assay.diagnosis.report import bundle as bundles
+from goldsmith.assay.diagnosis.report.replay import replay
 from goldsmith.assay.execute.records import Material
 from goldsmith.assay.execute.run import execute
 

@@ -7,7 +7,7 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden
 from goldsmith import assay
-from goldsmith.assay.diagnosis.diagnosis import diagnose
+from goldsmith.assay.diagnosis.driver import diagnose
 
 pytestmark = pytest.mark.sweep(3)
 

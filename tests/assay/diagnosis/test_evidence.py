@@ -1,6 +1,6 @@
 """Evidence: every part is plain data with a usable default."""
 
-from goldsmith.assay.diagnosis.evidence import CULPRIT, STATES, Evidence, RunFact, StageState
+from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, STATES, Evidence, RunFact, StageState
 from goldsmith.assay.report.check_report import Report
 
 

@@ -10,12 +10,12 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
-from goldsmith.assay.diagnosis.fits import fit
-from goldsmith.assay.diagnosis.open_questions import open_questions
-from goldsmith.assay.diagnosis.ratios import ratios
-from goldsmith.assay.diagnosis.rules import matches
-from goldsmith.assay.diagnosis.stale_inputs import reordered, stale_inputs, unmoved_shares
+from goldsmith.assay.diagnosis.causes.rules import matches
+from goldsmith.assay.diagnosis.experiments.stale_inputs import reordered, stale_inputs, unmoved_shares
+from goldsmith.assay.diagnosis.facts.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
+from goldsmith.assay.diagnosis.fitting.fits import fit
+from goldsmith.assay.diagnosis.fitting.ratios import ratios
+from goldsmith.assay.diagnosis.report.open_questions import open_questions
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
@@ -216,8 +216,8 @@ def test_a_value_with_an_epsilon_still_moves():
 
 
 def lowered(original):
-    text = "y is wrong: every element; all zeros; worst at [0]: got 0, golden -130, bound 1 (values:offset)"
-    report = Report("told", FAIL, findings=[Finding(CERTAIN, "values", "y", None, None, None, text)])
+    kind = {"kind": "bound", "run": "values:offset", "values": {"zeros": True, "golden": -130.0}}
+    report = Report("told", FAIL, findings=[Finding(CERTAIN, "values", "y", None, None, None, "y is wrong", **kind)])
     return Evidence(report, tensor="y", runs={"offset": RunFact("offset", wrong=("y",))}, made_of=frozenset(original))
 
 

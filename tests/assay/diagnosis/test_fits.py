@@ -5,8 +5,8 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.fits import aligned, fit
-from goldsmith.assay.diagnosis.isolate import isolate, named
+from goldsmith.assay.diagnosis.experiments.isolate import isolate, named
+from goldsmith.assay.diagnosis.fitting.fits import aligned, fit
 
 pytestmark = pytest.mark.sweep(3)
 

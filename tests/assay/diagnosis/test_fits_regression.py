@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from goldsmith.assay.diagnosis.regression import CONDITION, regress
+from goldsmith.assay.diagnosis.fitting.regression import CONDITION, regress
 
 NUMBERS = {"a_res": 0.37, "n": 4.0, "T": 12.0}
 

@@ -5,7 +5,7 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, scaled_inside, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.isolate import isolate
+from goldsmith.assay.diagnosis.experiments.isolate import isolate
 from goldsmith.assay.execute.tracer import Tracer
 from goldsmith.core.tracing import listening
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from assay.diagnosis.faulty import draw, pair, report
-from goldsmith.assay.diagnosis import likelihood, rank
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact
-from goldsmith.assay.diagnosis.features import features
-from goldsmith.assay.diagnosis.rules import CATALOGUE, matches
+from goldsmith.assay.diagnosis.causes import likelihood, rank
+from goldsmith.assay.diagnosis.causes.features import features
+from goldsmith.assay.diagnosis.causes.rules import CATALOGUE, matches
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFact
 
 G = draw(12, 10)
 COLUMN, ROWS = draw(12, 1, seed=1), [3, 1, 0, 2, *range(4, 12)]
@@ -102,9 +102,10 @@ def test_without_a_matching_rule_there_is_a_guess_marked_as_such():
     causes = rank.rank(evidence)
     guessed = [c for c in causes if c.params.get("learned")]
     assert len(causes) >= 3 and causes[0].score < 0.6 and guessed
-    assert all(c.evidence[0].startswith("no rule shows this") and c.id not in likelihood.MARKED for c in guessed)
+    assert all(c.likely and c.headline == "y is wrong; not explained" for c in guessed)
+    assert not {c.id for c in guessed} & set(likelihood.MARKED)
     assert [c.score for c in causes] == sorted((c.score for c in causes), reverse=True)
-    assert all("not explained. Similar known faults were " in c.text for c in guessed)
+    assert all(c.guess.startswith(f"{100 * c.score:.0f} %  {c.id}: ") for c in guessed)
     assert evidence.report.findings[0].text in guessed[0].evidence
     assert [c.id for c in rank.rank(evidence, {})] == ["unknown"] or not guessed[0].id == rank.by_rules(evidence)
 

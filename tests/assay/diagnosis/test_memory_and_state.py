@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ import torch
 from assay.diagnosis.faulty import draw, pair, report
 from goldsmith import assay
 from goldsmith.assay.diagnosis import collect
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
-from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.diagnosis.causes.rank import rank
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.report.results import Finding, Location
 from goldsmith.assay.support.candidate_state import CandidateState
 
@@ -161,9 +162,8 @@ def test_one_of_several_additions_survives_in_the_middle_of_an_axis():
 def test_a_store_one_past_the_end_of_a_row_is_off_by_one():
     for row, cause in ((1, "off_by_one"), (4, "wrong_mask")):
         where = Location("y", axes={"M": [(row, row)], "N": [(0, 0)]}, fraction=0.01, text="")
-        text = "NaN in a[axis M = 0] reaches y (...), in the golden it does not: a wrong mask, or a stray read"
-        checked = report()
-        checked.findings = [Finding("CERTAIN", "taint", "y", where, None, None, text, "c")]
+        checked = report("NaN in a[axis M = 0] reaches y", kind="leak", values={"input": "a", "axis": 0, "index": 0})
+        checked.findings = [replace(checked.findings[0], probe="taint", location=where)]
         golden = draw(6, 18)
         assert rank(pair(golden, golden, report=checked), {})[0].id == cause
 
@@ -271,8 +271,8 @@ def test_a_bias_visible_in_only_one_layout_is_no_layout_fault():
     golden = draw(6, 18)
     for rung, named in (("CERTAIN", True), ("SYSTEMATIC", False)):
         checked = report()
-        text = "y exceeds what noise explains (layout:transposed(x))"
-        checked.findings = [Finding(rung, "layouts", "y", None, None, None, text, "c")]
+        run, text = "layout:transposed(x)", "y exceeds what noise explains"
+        checked.findings = [Finding(rung, "layouts", "y", None, None, None, text, "c", kind="noise", run=run)]
         assert ("layout_assumption" in {c.id for c in rank(pair(golden, golden, report=checked), {})}) == named
 
 

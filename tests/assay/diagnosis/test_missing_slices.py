@@ -5,8 +5,8 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.influence import influence
-from goldsmith.assay.diagnosis.missing_slices import examine_missing
+from goldsmith.assay.diagnosis.experiments.influence import influence
+from goldsmith.assay.diagnosis.experiments.missing_slices import examine_missing
 
 pytestmark = pytest.mark.sweep(3)
 

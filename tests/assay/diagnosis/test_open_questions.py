@@ -6,9 +6,9 @@ import torch
 from assay.diagnosis.faulty import report
 from assay.diagnosis.targets import layer, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.evidence import CULPRIT, OBSERVED, Evidence, Fit, StageState, WhatIf
-from goldsmith.assay.diagnosis.fits import fit, wrong_block
-from goldsmith.assay.diagnosis.open_questions import open_questions
+from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, OBSERVED, Evidence, Fit, StageState, WhatIf
+from goldsmith.assay.diagnosis.fitting.fits import fit, wrong_block
+from goldsmith.assay.diagnosis.report.open_questions import open_questions
 
 pytestmark = pytest.mark.sweep(3)
 

@@ -13,11 +13,11 @@ import torch
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
-from goldsmith.assay.diagnosis.source.candidate_source import NoSource, candidate_source
-from goldsmith.assay.diagnosis.source.edit_queue import EditQueue
-from goldsmith.assay.diagnosis.source.edits import Edit
-from goldsmith.assay.diagnosis.source.mutants import EditOutcome, Mutants
+from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome, Mutants
+from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
+from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.problems import problem
+from goldsmith.assay.diagnosis.source.reading.candidate_source import NoSource, candidate_source
 from goldsmith.assay.diagnosis.source.search import find_patch
 
 NUMBER = itertools.count()

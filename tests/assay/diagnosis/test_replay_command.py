@@ -12,7 +12,8 @@ import torch
 
 import goldsmith
 from goldsmith import assay
-from goldsmith.assay.diagnosis import diagnosis_page, replay_command
+from goldsmith.assay.diagnosis.report import page as diagnosis_page
+from goldsmith.assay.diagnosis.report import replay_command
 
 pytestmark = pytest.mark.sweep(3)
 

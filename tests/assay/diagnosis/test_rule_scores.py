@@ -7,8 +7,8 @@ import pytest
 
 from assay.diagnosis.fault_table import G
 from assay.diagnosis.faulty import draw, pair
-from goldsmith.assay.diagnosis.evidence import Fit, Influence, MemoryFact, RunFact, WhatIf
-from goldsmith.assay.diagnosis.rank import rank
+from goldsmith.assay.diagnosis.causes.rank import rank
+from goldsmith.assay.diagnosis.facts.evidence import Fit, Influence, MemoryFact, RunFact, WhatIf
 from goldsmith.assay.report.results import Location
 
 

@@ -7,9 +7,9 @@ import pytest
 from assay import kernels
 from assay.diagnosis.fault_table import TABLE, G
 from assay.diagnosis.faulty import checked, pair, report
-from goldsmith.assay.diagnosis.evidence import Evidence, Influence, MemoryFact, RunFact
-from goldsmith.assay.diagnosis.rank import rank, strength
-from goldsmith.assay.diagnosis.rules import CATALOGUE, NOTES, matches
+from goldsmith.assay.diagnosis.causes.rank import rank, strength
+from goldsmith.assay.diagnosis.causes.rules import CATALOGUE, NOTES, matches
+from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, MemoryFact, RunFact
 
 IDS = """never_written not_computed
 truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator uninitialised_accumulator lost_update
@@ -132,8 +132,8 @@ def test_a_stray_read_of_another_tensor_is_not_the_first_fault():
 
 
 def test_zeros_with_lowered_inputs_indicate_the_mask_of_a_maximum():
-    text = "y exceeds its rounding bound: every element; all zeros; worst at [0]: got 0, golden -126, bound 0"
-    evidence = pair(G, G, report=report(f"{text} (values:offset)"), runs={"offset": RunFact("offset", wrong=("y",))})
+    of_run = report("y is wrong", kind="bound", run="values:offset", values={"zeros": True, "golden": -126.0})
+    evidence = pair(G, G, report=of_run, runs={"offset": RunFact("offset", wrong=("y",))})
     assert rank(evidence, {})[0].id == "wrong_mask"
 
 
@@ -145,6 +145,5 @@ def test_zeros_with_lowered_inputs_indicate_the_mask_of_a_maximum():
     ],
 )
 def test_messages_of_libraries_that_guard_their_memory_are_used(text, cause):
-    evidence = Evidence(report=report(f"the candidate raised in its backward: RuntimeError: {text}"), tensor="backward")
-    evidence.error = f"RuntimeError: {text}"
+    evidence = Evidence(report=report("it raised", kind="raised"), tensor="backward", error=f"RuntimeError: {text}")
     assert rank(evidence, {})[0].id == cause

@@ -5,8 +5,8 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.influence import influence
-from goldsmith.assay.diagnosis.runs import facts
+from goldsmith.assay.diagnosis.experiments.influence import influence
+from goldsmith.assay.diagnosis.experiments.runs import facts
 
 
 def of(kernel, **more):

@@ -5,7 +5,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.declare.case import given
-from goldsmith.assay.diagnosis.shrink import shrink
+from goldsmith.assay.diagnosis.shrink.steps import shrink
 from goldsmith.core.tracing import TargetError
 
 pytestmark = pytest.mark.sweep(3)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis import collect, smallest_case
-from goldsmith.assay.diagnosis.shrink import shrink
+from goldsmith.assay.diagnosis import collect
+from goldsmith.assay.diagnosis.shrink import smallest_case
+from goldsmith.assay.diagnosis.shrink.steps import shrink
 
 pytestmark = pytest.mark.sweep(3)
 

@@ -5,8 +5,8 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.evidence import RunFact
-from goldsmith.assay.diagnosis.runs import OTHERS, facts
+from goldsmith.assay.diagnosis.experiments.runs import OTHERS, facts
+from goldsmith.assay.diagnosis.facts.evidence import RunFact
 
 pytestmark = pytest.mark.sweep(3)
 

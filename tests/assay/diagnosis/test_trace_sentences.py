@@ -7,10 +7,10 @@ import torch
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.collect import begin
-from goldsmith.assay.diagnosis.cotangents import carriers
-from goldsmith.assay.diagnosis.open_questions import open_questions
-from goldsmith.assay.diagnosis.provenance import provenance
-from goldsmith.assay.diagnosis.trace_sentences import trace_sentences
+from goldsmith.assay.diagnosis.experiments.cotangents import carriers
+from goldsmith.assay.diagnosis.experiments.provenance import provenance
+from goldsmith.assay.diagnosis.report.open_questions import open_questions
+from goldsmith.assay.diagnosis.report.trace_sentences import trace_sentences
 
 
 @assay.case(T=[5], D=[6])

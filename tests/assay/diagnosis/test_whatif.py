@@ -7,8 +7,8 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.diagnosis import diagnose
-from goldsmith.assay.diagnosis.isolate import named
+from goldsmith.assay.diagnosis.driver import diagnose
+from goldsmith.assay.diagnosis.experiments.isolate import named
 from goldsmith.assay.diagnosis.whatif import explain
 
 pytestmark = pytest.mark.sweep(3)

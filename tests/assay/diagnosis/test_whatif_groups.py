@@ -5,7 +5,7 @@ import torch
 
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.diagnosis import diagnose
+from goldsmith.assay.diagnosis.driver import diagnose
 from goldsmith.assay.diagnosis.edits import reductions
 from goldsmith.assay.diagnosis.whatif import search
 from goldsmith.assay.diagnosis.whatif.engine import Search

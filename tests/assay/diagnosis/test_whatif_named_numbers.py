@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis import numbers
-from goldsmith.assay.diagnosis.patterns import factors, patterns
+from goldsmith.assay.diagnosis.facts import numbers
+from goldsmith.assay.diagnosis.fitting.patterns import factors, patterns
 
 pytestmark = pytest.mark.sweep(3)
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.influence import influence
+from goldsmith.assay.diagnosis.experiments.influence import influence
 from goldsmith.assay.diagnosis.whatif import explain
 
 pytestmark = pytest.mark.sweep(3)

@@ -8,11 +8,11 @@ import torch
 from assay.diagnosis.targets import layer, session_of
 from goldsmith import assay
 from goldsmith.assay.checks import examine
+from goldsmith.assay.diagnosis.causes.rules import matches
 from goldsmith.assay.diagnosis.collect import begin, collect
-from goldsmith.assay.diagnosis.fits import fit
-from goldsmith.assay.diagnosis.influence import influence
-from goldsmith.assay.diagnosis.isolate import order
-from goldsmith.assay.diagnosis.rules import matches
+from goldsmith.assay.diagnosis.experiments.influence import influence
+from goldsmith.assay.diagnosis.experiments.isolate import order
+from goldsmith.assay.diagnosis.fitting.fits import fit
 from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import QUICK as PROBES
 

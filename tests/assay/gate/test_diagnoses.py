@@ -18,7 +18,7 @@ def judged(one, **options):
 
 def test_a_wrong_softmax_is_explained(capsys):
     verdict = judged(candidate("return x.softmax(0) * w"))
-    cause = "one axis is used instead of another (wrong_axis, score 0."
+    cause = "the golden gives it when softmax(x) runs along axis 0 instead of 1 (wrong_axis, score 0."
     assert verdict.status == "wrong"
     assert cause in verdict.diagnosis
     assert json.loads(json.dumps(verdict.to_json()))["diagnosis"] == verdict.diagnosis

@@ -13,7 +13,8 @@ from goldsmith.assay.support.known_functions import KnownFunctions
 
 os.chdir(sys.argv[1])
 log = EventLog(KnownFunctions())
-writes = "def write(path):\\n    open(path, 'w').close()\\n"
+writes = "import os\\ndef write(path):\\n"
+writes += "    os.close(os.open(path, os.O_RDWR | os.O_CREAT if path != '.' else os.O_RDWR | os.O_TMPFILE))\\n"
 library, own = {}, {}
 exec(compile(writes, sys.argv[2].format(own=os.getcwd()), "exec"), library)
 calls = "def candidate(write, path):\\n    write(path)\\n"
@@ -29,6 +30,8 @@ print(json.dumps(log.report()))
     [
         ("/x/site-packages/triton/runtime/cache.py", "cache/kernel.json", False),
         ("/x/site-packages/torch/_inductor/codecache.py", "kernel.cpp", False),
+        ("/x/site-packages/triton/backends/nvidia/compiler.py", ".", False),  # an unnamed file in the folder
+        ("/x/site-packages/numpy/lib/npyio.py", ".", True),
         ("/x/site-packages/triton/runtime/cache.py", "../elsewhere.json", True),
         ("/x/site-packages/numpy/lib/npyio.py", "results.npy", True),
         ("{own}/candidate.py", "results.bin", True),

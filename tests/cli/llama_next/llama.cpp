@@ -61,5 +61,6 @@ float * llama_get_logits_ith(llama_context * c, int32_t i) {
     return c->rows[i < 0 ? c->rows.size() + i : i].data();
 }
 const char * llama_print_system_info() { return "none"; }
+bool llama_supports_gpu_offload() { return false; }
 void llama_free(llama_context *) {}
 void llama_model_free(llama_model *) {}

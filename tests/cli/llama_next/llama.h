@@ -1,4 +1,4 @@
-// The part of llama.cpp's interface that benchmarks/generate/llama_runner.cpp uses, for a model of 50 tokens whose
+// The part of llama.cpp's interface that benchmarks/generate/engines/llama_runner.cpp uses, for a model of 50 tokens whose
 // likeliest token is always the last one plus 1.
 #pragma once
 #include "ggml-backend.h"
@@ -52,5 +52,6 @@ int32_t llama_decode(llama_context * context, llama_batch batch);
 void llama_synchronize(llama_context * context);
 float * llama_get_logits_ith(llama_context * context, int32_t i);
 const char * llama_print_system_info();
+bool llama_supports_gpu_offload();
 void llama_free(llama_context * context);
 void llama_model_free(llama_model * model);

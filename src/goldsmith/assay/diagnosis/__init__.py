@@ -3,10 +3,10 @@
 Imports only torch, numpy and the assay.
 """
 
-from .bundle import Bundle, load_bundle
-from .diagnosis import diagnose
-from .rank import Cause
-from .rendering import Diagnosis
-from .replay import replay
+from .causes.rank import Cause
+from .driver import diagnose
+from .report.bundle import Bundle, load_bundle
+from .report.rendering import Diagnosis
+from .report.replay import replay
 
 __all__ = ["Bundle", "Cause", "Diagnosis", "diagnose", "load_bundle", "replay"]

@@ -17,25 +17,25 @@ from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
-from ..report.results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
+from ..report.results import CERTAIN, MEMORY_KINDS, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
 from ..support.deadline import Pace
-from .cotangents import carriers
-from .decision_check import explain_decision
-from .empty_groups import filled_groups
-from .evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
-from .fits import fit
-from .influence import influence
-from .isolate import Isolation, handed_in, isolate, named, order
-from .likelihood import SURE
-from .magnitudes import search_magnitudes
-from .missing_slices import examine_missing
-from .nan_leaks import first_nan_leak
-from .provenance import provenance
-from .rank import strength
-from .rules.reading import Reading
-from .runs import facts
-from .stale_inputs import examine_stale_inputs
-from .tensor_operators import tensor_operators
+from .causes.likelihood import SURE
+from .causes.rank import strength
+from .causes.rules.reading import Reading
+from .experiments.cotangents import carriers
+from .experiments.decision_check import explain_decision
+from .experiments.empty_groups import filled_groups
+from .experiments.influence import influence
+from .experiments.isolate import Isolation, handed_in, isolate, named, order
+from .experiments.magnitudes import search_magnitudes
+from .experiments.missing_slices import examine_missing
+from .experiments.nan_leaks import first_nan_leak
+from .experiments.provenance import provenance
+from .experiments.runs import facts
+from .experiments.stale_inputs import examine_stale_inputs
+from .experiments.tensor_operators import tensor_operators
+from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
+from .fitting.fits import fit
 from .whatif import Search, search
 from .whatif.engine import seconds
 
@@ -44,14 +44,6 @@ Result = TypeVar("Result")
 _WHAT_IF, _MORE = 12.0, 36.0  # processor seconds at most for changed goldens, and for more of them at the end
 # least cost of a step, as a share of the time of the check's first probe, which runs all references
 _ISOLATION, _FITS, _GOLDEN, _RUN = 0.5, 0.25, 0.1, 0.2
-_MEMORY = (
-    ("guard", " bytes written ", "overrun"),
-    ("guard", "", "stray_read"),
-    ("alias", "which the forward returned", "output_modified"),
-    ("alias", "was modified", "input_modified"),
-    ("alias", "shares memory", "aliased"),
-    ("poison", "", "never_written"),
-)
 
 
 def begin(examination: Examination, report: Report) -> Evidence:
@@ -72,7 +64,7 @@ def begin(examination: Examination, report: Report) -> Evidence:
     run = examination._first
     if report.verdict != REFERENCE_FAULT and run is not None and run.error is not None:
         message = (str(run.error).strip().splitlines() or [""])[0]
-        evidence.error = f"{type(run.error).__name__}: {message}"[:300]
+        evidence.fail(f"{type(run.error).__name__}: {message}"[:300])
         evidence.first_wrong = evidence.tensor = run.phase
     return evidence
 
@@ -234,9 +226,7 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
     """
     modified = [m.tensor for m in evidence.memory if m.kind == "input_modified"]
     for fact in evidence.memory:
-        overwritten = next(
-            (n for n in modified if fact.kind == "aliased" and f"shares memory with {n}:" in fact.text), None
-        )
+        overwritten = next((n for n in modified if fact.kind == "aliased" and fact.values["with"] == n), None)
         if overwritten is None or evidence.stage(fact.tensor) is None:
             continue
         wrong = dict.fromkeys((CULPRIT, OBSERVED, NOT_TRIED), INHERITED)
@@ -373,13 +363,11 @@ def _others(examination: Examination, own: CandidateRun, tensor: str) -> dict[st
 
 
 def _memory(report: Report) -> list[MemoryFact]:
-    facts = []
-    for f in report.findings:
-        for probe, words, kind in _MEMORY:
-            if words in f.text and (f.probe == probe or words and f.probe == "float32"):
-                facts.append(MemoryFact(kind, f.tensor, f.text, f.location))
-                break
-    return facts
+    return [
+        MemoryFact(f.kind, f.tensor, f.text, f.location, f.run, f.values)
+        for f in report.findings
+        if f.kind in MEMORY_KINDS
+    ]
 
 
 def described(examination: Examination) -> dict[str, Any]:

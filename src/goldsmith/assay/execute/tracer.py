@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError
+from ..support.stage_tiles import StageTiles, chunk_of, part_of
 
 
 class Tracer:
@@ -39,12 +40,14 @@ class Tracer:
         self.graph: dict[str, Tensor] = {}
         self.substituted: set[str] = set()
         self._seen: dict[str, int] = {}
+        self._tiles: dict[str, StageTiles] = {}
+        self._begun: dict[str, int] = {}  # stage -> how far its chunks have been replaced
 
     def wants(self, name: str | None) -> bool:
         self.called_tracing = True
         return self.debug or (name is not None and name in self.substitute)
 
-    def visit(self, name: str, value: Tensor) -> Tensor:
+    def visit(self, name: str, value: Tensor, at: tuple[object, ...] | None = None) -> Tensor:
         if not isinstance(value, Tensor):
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
         if not isinstance(name, str):
@@ -52,8 +55,10 @@ class Tracer:
         if not name:
             raise TargetError("stage('', ...) needs a name for the value")
         if value.is_complex():  # recorded and judged as real and imaginary part
-            parts = self.visit(name, torch.view_as_real(value.resolve_conj()))
+            parts = self.visit(name, torch.view_as_real(value.resolve_conj()), at)
             return torch.view_as_complex(parts.contiguous())
+        if at is not None:
+            return self._tile(name, value, at)
         self._seen[name] = count = self._seen.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"
@@ -66,21 +71,39 @@ class Tracer:
             self.records[name] = place.clone()
             if not torch._C._functorch.is_functorch_wrapped_tensor(place):  # tensors of a transform have no memory
                 self.places[name] = place
+        first = name.partition("#")[0]
         if name in self.substitute:
             value = self._replace(name, value)
+        elif count > 1 and first in self.substitute and first in self._begun:
+            value = self._replace(first, value)
         if value.requires_grad:
             self.graph[name] = value
         return value
 
+    def _tile(self, name: str, value: Tensor, at: tuple[object, ...]) -> Tensor:
+        """Records a tile of a stage, whose other parts are NaN until their tiles come."""
+        tiles = self._tiles.setdefault(name, StageTiles())
+        tiles.add(name, value.detach(), at)
+        self.records[name] = tiles.whole
+        whole = self.substitute.get(name)
+        if whole is None:
+            return value
+        self.substituted.add(name)
+        part = part_of(name, whole, value, at).detach().to(device=value.device, dtype=value.dtype)
+        return _Substitute.apply(value, part, None) if value.requires_grad else part.clone()
+
     def _replace(self, name: str, value: Tensor) -> Tensor:
-        substitute = self.substitute[name]
+        substitute, grad = self.substitute[name], self.substitute.get(f"{name}.grad")
+        if substitute.shape != value.shape:
+            begin = self._begun.get(name, 0)
+            substitute, self._begun[name] = chunk_of(substitute, value, begin)
+            grad = None if grad is None else chunk_of(grad, value, begin)[0]
         if substitute.shape != value.shape:
             raise ValueError(f"stage {name!r} has shape {list(value.shape)}, its substitute {list(substitute.shape)}")
         self.substituted.add(name)
         substitute = substitute.detach().to(device=value.device, dtype=value.dtype)
         if not value.requires_grad:
             return substitute.clone()
-        grad = self.substitute.get(f"{name}.grad")
         return _Substitute.apply(value, substitute, None if grad is None else grad.detach().to(substitute))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...core.tracing import TargetError
 from ..declare.target import Target
-from ..diagnosis.diagnosis import Diagnosis, diagnose
+from ..diagnosis.driver import Diagnosis, diagnose
 from ..report.results import FAIL
 from .isolation.candidate_process import CandidateEnded, CandidateProcess
 
@@ -37,7 +37,6 @@ def sentence(diagnosis: Diagnosis) -> str:
         more = f", {diagnosis.partial}" if diagnosis.partial else ""
         return f"{UNEXPLAINED}{more}"
     best = diagnosis.causes[0]
-    if best.guessed:
-        name = best.id.replace("_", " ")
-        return f"{UNEXPLAINED}; similar known faults were most often: {name} (score {best.score:.2f})"
+    if best.likely:
+        return f"{UNEXPLAINED}; similar known faults: {best.guess}"
     return f"{best.headline} ({best.id}, score {best.score:.2f})"

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,9 @@ from ..report.results import (
     Row,
 )
 from ..support import deadline, inplace_errors
+from ..support.stage_tiles import join_chunks
 from . import ladder
+from .hint import Hint
 
 
 class Ended(Exception):
@@ -74,7 +77,7 @@ class Budget:
                 yield
             finally:
                 for probe_name in left_out:
-                    examination.note("budget", probe_name, f"{self.spent_text}; left out: {probe_name}")
+                    examination.note("budget", probe_name, f"{self.spent_text}; left out: {probe_name}", probe_name)
 
 
 class Examination:
@@ -99,7 +102,7 @@ class Examination:
         self.notes: list[Note] = []
         self.rows: list[Row] = []
         self.maps: dict[str, ErrorMap] = {}
-        self.hints: dict[str, str] = {}  # tensor -> text to add to a finding about it
+        self.hints: dict[str, Hint] = {}  # tensor -> what to add to a finding about it
         self.declared: list[tuple] = []  # (run, declaration, golden results) that hints were taken from
         self.problems: list[str] = []
         self.bad: set[str] = set()
@@ -173,6 +176,8 @@ class Examination:
             self._written_outside(label, run)  # where a kernel writes does not depend on what it computes
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")
+        if self._ref is not None:
+            join_chunks(run.stages, self._ref.values)
         if look:
             self.look(label, run)
         return run
@@ -223,18 +228,21 @@ class Examination:
 
     def find(
         self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
-        measured: float | None = None, limit: float | None = None, trick: str = "",
+        measured: float | None = None, limit: float | None = None, trick: str = "", kind: str = "", run: str = "",
+        values: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Add a finding, unless its probe is not selected or has already reported this tensor."""
         if probe not in self.selected or any(
             (f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings
         ):
             return
-        self.findings.append(Finding(rung, probe, tensor, where, measured, limit, text, self.label, trick))
+        self.findings.append(
+            Finding(rung, probe, tensor, where, measured, limit, text, self.label, trick, kind, run, values or {})
+        )
 
-    def note(self, id: str, tensor: str, text: str) -> None:
+    def note(self, id: str, tensor: str, text: str, left_out: str = "") -> None:
         if not any((n.id, n.tensor) == (id, tensor) for n in self.notes):
-            self.notes.append(Note(id, tensor, text, self.label))
+            self.notes.append(Note(id, tensor, text, self.label, left_out))
 
     def absorb(self, judgement: ladder.Judgement, *, failing: bool = True) -> bool:
         """Adopt a judgement's row, findings and notes; True when it is worse than QUALITY."""
@@ -243,7 +251,7 @@ class Examination:
             row = replace(row, state="note")
         self.rows.append(row)
         for note in judgement.notes:
-            self.note(note.id, note.tensor, note.text)
+            self.note(note.id, note.tensor, note.text, note.left_out)
         if failing:
             self.findings.extend(f for f in map(self._attributed, judgement.findings) if f is not None)
         return not judgement.ok
@@ -265,8 +273,11 @@ class Examination:
         share = float(mask.double().mean()) if mask.numel() else 0.0
         return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
 
-    def raised(self, probe: str, label: str, run: CandidateRun) -> bool:
-        """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
+    def raised(self, probe: str, label: str, run: CandidateRun, called: str = "") -> bool:
+        """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature.
+
+        called: the run's name, if the label is a phrase
+        """
         if run.error is None:
             return False
         reason = f"{type(run.error).__name__}: {_one_line(run.error)}{raised.place(run.error)}"
@@ -274,11 +285,14 @@ class Examination:
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {reason}")
             raise Ended("interpreter")
         if isinstance(run.error, UnusableResult):
-            self.find(CERTAIN, probe, run.phase, f"the candidate's {run.error} ({label})", trick="lazy_output")
+            self.find(CERTAIN, probe, run.phase, f"the candidate's {run.error} ({label})", trick="lazy_output",
+                      kind="unusable", run=label)  # fmt: skip
             return True
         edits = inplace_errors.edited(run.error, self.target.wanted_grads(self.material.inputs))
         reason = reason if edits is None else edits + raised.place(run.error)
-        self.find(CERTAIN, probe, run.phase, f"the candidate raised in its {run.phase} ({label}): {reason}")
+        text = f"the candidate raised in its {run.phase} ({label}): {reason}"
+        error = f"{type(run.error).__name__}: {_one_line(run.error)}"
+        self.find(CERTAIN, probe, run.phase, text, kind="raised", run=called or label, values={"error": error})
         return True
 
     def golden_raises(self, label: str, material: Material, run: CandidateRun) -> bool:
@@ -307,7 +321,7 @@ class Examination:
             for name, mask in run.from_bands.items():
                 where = self.locate(name, mask)
                 text = f"{name} holds memory from outside a buffer: {where.text} ({label}); a stray read"
-                self.find(CERTAIN, "guard", name, text, where=where)
+                self.find(CERTAIN, "guard", name, text, where=where, kind="stray_read", run=label)
         if "alias" in self.selected:
             self._memory(label, run)
         if "poison" in self.selected and run.error is None:
@@ -317,11 +331,15 @@ class Examination:
                     f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
                 )
                 trick = "reused_memory" if where.fraction == 1 else ""
-                self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0, trick=trick)
+                self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0, trick=trick,
+                          kind="never_written")  # fmt: skip
 
     def _written_outside(self, label: str, run: CandidateRun) -> None:
         for hit in run.overruns:
-            self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({label})")
+            at = {"bytes": hit.bytes, "side": hit.side, "distance": hit.distance, "body": hit.body}
+            self.find(
+                CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({label})", kind="overrun", run=label, values=at
+            )
 
     def _memory(self, label: str, run: CandidateRun) -> None:
         for name, mask in run.changed.items():
@@ -329,15 +347,17 @@ class Examination:
             kind = "output gradient" if name.startswith("grad_") else "input"
             by = "forward" if name in run.by_forward else run.phase
             text = f"the {kind} {name} was modified: {where.text} ({label}, by the {by})"
-            self.find(CERTAIN, "alias", name, text, where=where, trick="input_changed")
+            self.find(
+                CERTAIN, "alias", name, text, where=where, trick="input_changed", kind="input_modified", run=label
+            )
         for name, mask in run.overwritten.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             text = f"the backward modified {name}, which the forward returned: {where.text}"
-            self.find(CERTAIN, "alias", name, text, where=where, trick="late_write")
+            self.find(CERTAIN, "alias", name, text, where=where, trick="late_write", kind="output_modified")
         shared = self._ref.shared if run.aliases and self._ref is not None else set()
         for name, other in sorted(run.aliases - shared):
             text = f"{name} shares memory with {other}: writing one changes the other"
-            self.find(CERTAIN, "alias", name, text, trick="aliased_output")
+            self.find(CERTAIN, "alias", name, text, trick="aliased_output", kind="aliased", values={"with": other})
 
 
 def decided(run: CandidateRun, name: str) -> Tensor | None:

@@ -23,10 +23,13 @@ from ..golden.golden_tensor import GoldenTensor
 from ..noise import formula_rounding, patterns
 from ..noise.noise_floor import quantiles, ulps
 from ..report.results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, Finding, Note, Row
-from .locations import locate, looks_like, worst
+from .locations import locate, looks_like, worst, worst_golden
 
 __all__ = ["GoldenTensor", "Judgement", "judge", "locate"]
 
+_NAN, _NO_NAN = "NaN where the golden is a number", "a number where the golden is NaN"
+_INF, _NO_INF = "Inf where the golden is finite", "not Inf where the golden is Inf"
+_SPECIAL = {_NAN: "nan", _NO_NAN: "swallowed_nan", _INF: "inf", _NO_INF: "missing_inf"}  # kinds of findings
 QUALITY_RATIO = 2.0
 _TRUNCATION = 2.0**-12  # relative to the value: 1024 steps of 16 terms that each lose up to 2^-22 toward zero
 Confirm = Callable[[int], "tuple[Tensor, GoldenTensor]"]
@@ -67,9 +70,9 @@ def judge(
     shape = tuple(g.shape)
     if actual is None or tuple(actual.shape) != shape:
         shape_text = "no tensor came" if actual is None else f"shape {list(actual.shape)} came"
-        text = f"{name}: {shape_text}, expected shape {list(shape)}"
+        text, kind = f"{name}: {shape_text}, expected shape {list(shape)}", "no_tensor" if actual is None else "shape"
         row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
-        return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])
+        return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case, kind=kind)])
     comparison = _Comparison(name, actual, ref)
     findings = comparison.certain(probe, case)
     if not findings and confirm is not None and ref.noise.usable:
@@ -135,11 +138,11 @@ class _Comparison:
         else:
             overflows = torch.zeros_like(nan)
         unbounded = torch.isinf(b.value) & b.open  # inf - inf is one rounding away
-        fits["NaN where the golden is a number"] = nan & ~golden_nan & ~honest & ~unbounded
-        fits["a number where the golden is NaN"] = ~nan & golden_nan & ~b.open
-        fits["Inf where the golden is finite"] = torch.isinf(y) & self.g_finite & ~overflows & ~honest
+        fits[_NAN] = nan & ~golden_nan & ~honest & ~unbounded
+        fits[_NO_NAN] = ~nan & golden_nan & ~b.open
+        fits[_INF] = torch.isinf(y) & self.g_finite & ~overflows & ~honest
         golden_inf = torch.isinf(b.value) & ~b.open
-        fits["not Inf where the golden is Inf"] = golden_inf & ~nan & (y != b.value)
+        fits[_NO_INF] = golden_inf & ~nan & (y != b.value)
         return {text: mask for text, mask in fits.items() if bool(mask.any())}
 
     def _members_overflow(self) -> Tensor:
@@ -157,7 +160,7 @@ class _Comparison:
         for text, mask in self.special.items():
             place = locate(name, mask, self.ref)
             sentence = f"{name} has {text}: {place.text}; {worst(mask, self.error, self.y, self.ref)}"
-            findings.append(Finding(CERTAIN, probe, name, place, None, None, sentence, case))
+            findings.append(Finding(CERTAIN, probe, name, place, None, None, sentence, case, kind=_SPECIAL[text]))
         if bool(self.over.any()):
             place = locate(name, self.over, self.ref)
             ratio = self.ratio
@@ -168,7 +171,9 @@ class _Comparison:
             times = "" if ratio == float("inf") else f" up to {ratio:.3g} times"
             words = [f"{name} exceeds its rounding bound{times}: {place.text}", *looks]
             sentence = "; ".join([*words, worst(self.over, self.error / b.bound, self.y, self.ref)])
-            findings.append(Finding(CERTAIN, probe, name, place, ratio, SLACK, sentence, case))
+            golden = worst_golden(self.over, self.error / b.bound, self.ref)
+            at = {"zeros": "all zeros" in looks, "golden": golden}
+            findings.append(Finding(CERTAIN, probe, name, place, ratio, SLACK, sentence, case, kind="bound", values=at))
         return findings
 
     @cached_property
@@ -270,6 +275,7 @@ def _statistical(comparison: _Comparison, repeats: Callable[[], _Comparison], pr
             None,
             text,
             case,
+            kind="quality",
         )
     excess, limit = comparison.ref.noise.excess(comparison.r), comparison.ref.noise.limit()
     bad = comparison.beyond
@@ -282,7 +288,7 @@ def _statistical(comparison: _Comparison, repeats: Callable[[], _Comparison], pr
         f"{comparison.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): "
         f"{place.text}{looks}; {worst(bad, excess.double(), comparison.y, comparison.ref)}; a fresh seed repeats it"
     )
-    return Finding(STATISTICAL, probe, comparison.name, place, measured, limit, text, case)
+    return Finding(STATISTICAL, probe, comparison.name, place, measured, limit, text, case, kind="noise")
 
 
 def _truncated_products(comparison: _Comparison) -> bool:
@@ -309,7 +315,10 @@ def _systematic(comparison: _Comparison, repeats: Callable[[], _Comparison], pro
     )
     rung = QUALITY if toward_zero else SYSTEMATIC
     text = f"{comparison.name}: {'; '.join(p.text for p in same[:3])}; a fresh seed repeats it"
-    return Finding(rung, probe, comparison.name, None, same[0].measured, same[0].limit, text, case)
+    shown = {"patterns": [str(p.key[0]) for p in same[:3]]}
+    return Finding(
+        rung, probe, comparison.name, None, same[0].measured, same[0].limit, text, case, kind="pattern", values=shown
+    )
 
 
 def _quality(comparison: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
@@ -331,7 +340,7 @@ def _quality(comparison: _Comparison, repeats: Callable[[], _Comparison], probe:
         f"{comparison.name} is within its bounds, but its error is {top:.2g} times (maximum) and {rms:.2g} times (rms) "
         f"that of the noisiest honest implementation; a fresh seed repeats it"
     )
-    return Finding(QUALITY, probe, comparison.name, None, min(top, rms), QUALITY_RATIO, text, case)
+    return Finding(QUALITY, probe, comparison.name, None, min(top, rms), QUALITY_RATIO, text, case, kind="quality")
 
 
 def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], bool]) -> bool:

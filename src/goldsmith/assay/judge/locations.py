@@ -84,12 +84,20 @@ def _percent(share: float) -> str:
 
 def worst(bad: Tensor, badness: Tensor, y: Tensor, ref: GoldenTensor) -> str:
     """The worst element: index, candidate, golden, bound. No relative error, because the golden may be 0."""
-    flat = torch.where(bad, torch.nan_to_num(badness, torch.inf), -1.0).flatten()
-    i = int(flat.argmax())
+    i = _worst(bad, badness)
     index = [int(k) for k in torch.unravel_index(torch.tensor(i), bad.shape)] if bad.dim() else []
     actual, golden = float(y.flatten()[i]), float(ref.bounded.value.flatten()[i])
     bound = float(ref.bounded.bound.flatten()[i])
     return f"worst at {index}: got {actual:.8g}, golden {golden:.8g}, bound {bound:.2g}"
+
+
+def worst_golden(bad: Tensor, badness: Tensor, ref: GoldenTensor) -> float:
+    """The golden's number at the worst element."""
+    return float(ref.bounded.value.flatten()[_worst(bad, badness)])
+
+
+def _worst(bad: Tensor, badness: Tensor) -> int:
+    return int(torch.where(bad, torch.nan_to_num(badness, torch.inf), -1.0).flatten().argmax())
 
 
 def looks_like(y: Tensor, ref: GoldenTensor) -> list[str]:

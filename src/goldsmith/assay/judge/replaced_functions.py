@@ -30,6 +30,6 @@ def unreplaced(examination: Examination) -> Iterator[None]:
         new = set(_FUNCTIONS[0].replaced()) - before
         for name in sorted(new):
             text = f"the candidate replaced {name}, which everything else in this process uses, too"
-            examination.find(CERTAIN, "values", name, text, trick="patched_runtime")
+            examination.find(CERTAIN, "values", name, text, trick="patched_runtime", kind="patched_runtime")
         if new:
             _FUNCTIONS[0].restore(new)

@@ -51,7 +51,7 @@ def run(examination: Examination) -> None:
         return
     for number, name in run.plain.late:
         text = f"{name} of plain call {number + 1} changed after the call had returned"
-        examination.find(CERTAIN, NAME, name, text, trick="late_write")
+        examination.find(CERTAIN, NAME, name, text, trick="late_write", kind="late_write")
     _judge(examination, materials, schedule, run.names, run.plain)
 
 
@@ -132,7 +132,7 @@ def _agrees(
             text += f"; it is the result of call {stale + 1}, whose numbers are others"
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         trick = "call_count" if stale is None else "cached_result"
-        examination.find(CERTAIN, NAME, name, text, where=where, trick=trick)
+        examination.find(CERTAIN, NAME, name, text, where=where, trick=trick, kind="call_differs")
 
 
 def _others(schedule: list[int], number: int) -> list[int]:

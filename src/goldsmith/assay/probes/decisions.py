@@ -102,7 +102,7 @@ def _topk(examination: Examination, name: str, decision: TopK, choice: Tensor, o
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
     if index.shape != (*value.shape[:-1], k):
         text = f"{name} has shape {list(choice.shape)}; expected the {k} best of {list(scores.value.shape)}"
-        examination.find(CERTAIN, NAME, name, text)
+        examination.find(CERTAIN, NAME, name, text, kind="shape")
         return own
     if not index.numel():
         return choice
@@ -134,7 +134,8 @@ def _report_topk(
         reason = "an index twice" if bool(repeated.any()) and not bool(outside.any()) else reason
         where = examination.locate(name, wrong.unsqueeze(-1).expand_as(index))
         text = f"{name} is not a legal choice in {int(wrong.sum())} of {rows} rows: {reason}"
-        examination.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
+        examination.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0,
+                         kind="illegal_choice", values={"out_of_range": bool(outside.any())})  # fmt: skip
     tied = (index != golden).any(-1) & ~wrong
     if bool(tied.any()):
         text = f"{int(tied.sum())} of {rows} rows choose differently among scores that rounding cannot tell apart"
@@ -144,14 +145,15 @@ def _report_topk(
 def _sign(examination: Examination, name: str, decision: Sign, choice: Tensor, own: Tensor, of: Bounded) -> Tensor:
     if choice.shape != of.value.shape:
         text = f"{name} has shape {list(choice.shape)}, {decision.of} has {list(of.value.shape)}"
-        examination.find(CERTAIN, NAME, name, text)
+        examination.find(CERTAIN, NAME, name, text, kind="shape")
         return own
     positive, golden = choice > 0, of.value > 0
     wrong = (positive != golden) & (of.value.abs() > of.bound * SLACK)
     if bool(wrong.any()):
         text = f"{name} has the wrong side of {decision.of} in {int(wrong.sum())} of {wrong.numel()} elements"
         share = float(wrong.double().mean())
-        examination.find(CERTAIN, NAME, name, text, where=examination.locate(name, wrong), measured=share, limit=0.0)
+        examination.find(CERTAIN, NAME, name, text, where=examination.locate(name, wrong), measured=share, limit=0.0,
+                         kind="wrong_side")  # fmt: skip
     tied = (positive != golden) & ~wrong
     if bool(tied.any()):
         text = f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound"
@@ -168,4 +170,4 @@ def _check_drop_rate(examination: Examination, name: str, decision: Given, mask:
     if abs(zeros - n * rate) > 6 * spread + 0.5:
         sigmas = abs(zeros - n * rate) / max(spread, 1e-300)
         text = f"{name} drops {zeros} of {n} elements; at rate {rate:g} that is {sigmas:.1f} sigma off"
-        examination.find(SYSTEMATIC, NAME, name, text, measured=zeros / n, limit=rate)
+        examination.find(SYSTEMATIC, NAME, name, text, measured=zeros / n, limit=rate, kind="drop_rate")

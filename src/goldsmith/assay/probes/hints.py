@@ -17,6 +17,7 @@ from ..execute.records import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder
 from ..judge.examination import Examination
+from ..judge.hint import Hint
 from ..noise import formula_rounding
 from ..support import deadline
 
@@ -35,18 +36,19 @@ def hint(
     tensor: Tensor | None,
     *,
     scaled: bool,
-) -> str:
-    """A sentence to append to a finding on `name`; empty if no declaration of 16 bits makes the run right.
+) -> Hint:
+    """What to append to a finding on `name`; empty if no declaration of 16 bits makes the run right.
 
     scaled: the inputs have another magnitude, at which the golden itself may overflow in 16 bits.
     """
-    phrase = examination.hints.get(name, "")
-    if not phrase and tensor is not None:
-        phrase = _formula_hint(reference, name, tensor)  # the narrower hint of the two
-        phrase = phrase or _declaration_hint(examination, run, reference, name, kind, tensor, scaled)
+    phrase = examination.hints.get(name, Hint())
+    if not phrase.text and tensor is not None:
+        phrase = Hint(_formula_hint(reference, name, tensor))  # the narrower hint of the two
+        if not phrase.text:
+            phrase = _declaration_hint(examination, run, reference, name, kind, tensor, scaled)
         examination.hints[name] = phrase
-    if not phrase and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
-        return OUT_OF_RANGE
+    if not phrase.text and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
+        return Hint(OUT_OF_RANGE)
     return phrase
 
 
@@ -68,10 +70,10 @@ def _declaration_hint(
     kind: str,
     tensor: Tensor,
     scaled: bool,
-) -> str:
+) -> Hint:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
-        return ""
+        return Hint()
     input, dtype = next(iter(inputs.items()))
     spelt = str(dtype).removeprefix("torch.")
 
@@ -99,13 +101,12 @@ def _declaration_hint(
         rounded = (
             f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
         )
-        return f"; right for a kernel that rounds {rounded} to {spelt}: if it is meant to, declare stored={{{stores}}}"
+        rounds = f"a kernel that rounds {rounded} to {spelt}"
+        return Hint(f"; right for {rounds}: if it is meant to, declare stored={{{stores}}}", rounds)
     if right(dtype) or (scaled and _overflows(_declared(examination, run, reference, dtype, (), dtype), name)):
-        return (
-            f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
-            f"compute=torch.{spelt}"
-        )
-    return ""
+        rounds = f"a kernel that rounds its intermediates to {spelt}"
+        return Hint(f"; right for {rounds}: if it is meant to, declare compute=torch.{spelt}", rounds)
+    return Hint()
 
 
 def _overflows(reference: GoldenResults, name: str) -> bool:

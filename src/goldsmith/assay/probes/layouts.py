@@ -181,7 +181,7 @@ def _expanded_agrees(
     before = list(examination.findings), list(examination.rows), dict(examination.maps)
     if run.error is not None:
         text = f"{label} is refused: {_first_line(run.error)}"
-        examination.find(CERTAIN, NAME, run.phase, text)
+        examination.find(CERTAIN, NAME, run.phase, text, kind="refused_layout", run=label)
         good = False
     else:
         settled = decisions.settle(examination, run, examination.references(material, run))

@@ -247,7 +247,7 @@ def _report_leaks(
                 f"{label}: {name} is not finite where the golden is: {where.text}; "
                 f"{_changed_elements_text(examination)}"
             )
-            examination.find(CERTAIN, NAME, name, text, where=where)
+            examination.find(CERTAIN, NAME, name, text, where=where, kind="nonfinite_leak", run=label)
         else:
             text = f"{label}: NaN spreads to more of {name} than in the golden; finite numbers do not"
             examination.note("nan_spread", name, text)
@@ -343,7 +343,7 @@ def _report_swallowed(
             where = examination.locate(name, mask)
             text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; "
             text += _changed_elements_text(examination)
-            examination.find(CERTAIN, NAME, name, text, where=where)
+            examination.find(CERTAIN, NAME, name, text, where=where, kind="swallowed", run=label)
 
 
 def _without_planted(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def compare(
             where = examination.locate(name, mask)
             text = f"{name} does not scale with its inputs bit for bit, as the golden does ({label}): {where.text}; "
             text += "an absolute constant, or another path at another magnitude; a fresh seed repeats it"
-            examination.find(SYSTEMATIC, probe, name, text, where=where)
+            examination.find(SYSTEMATIC, probe, name, text, where=where, kind="inexact_scaling", run=label)
 
 
 def _results(run: CandidateRun) -> list[tuple[str, Tensor]]:

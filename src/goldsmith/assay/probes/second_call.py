@@ -20,7 +20,7 @@ from ..judge.examination import Examination
 from ..report.results import CERTAIN, STATISTICAL
 from . import decisions, maps, values
 
-NAME = "second_call"
+NAME, INTERLEAVED = "second_call", "interleaved"
 DIRTY = "the second call with the same inputs, on memory that holds other bytes, gives another result"
 BETWEEN = "with a call of other inputs between forward and backward the result is another: state that calls share"
 BACK = "after a call with other inputs, the first inputs give another result"
@@ -44,16 +44,16 @@ def _interleaved(examination: Examination) -> None:
     """Make and judge a whole call with other inputs between the forward and backward of the first ones."""
     material = examination.variant(1)
     how = RunSettings(fresh=False, between=material, earlier=examination.key)
-    run = examination.execute(NAME, "interleaved", how)
+    run = examination.execute(NAME, INTERLEAVED, how)
     if run.between is not None:
         _judge_others(examination, material, run.between)
     for name, apart in _lost(examination.first, run.earlier).items():
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         text = f"a later call overwrote what the first returned: {apart.text}"
-        examination.find(CERTAIN, NAME, name, text, where=where)
+        examination.find(CERTAIN, NAME, name, text, where=where, kind="overwritten_result")
     label = "the first inputs, with a call of other inputs between forward and backward"
-    if not examination.raised(NAME, label, run):
-        agree(examination, NAME, "interleaved", run, BETWEEN)
+    if not examination.raised(NAME, label, run, called=INTERLEAVED):
+        agree(examination, NAME, INTERLEAVED, run, BETWEEN)
 
 
 def agree(examination: Examination, probe: str, label: str, run: CandidateRun, text: str) -> bool:
@@ -79,7 +79,8 @@ def agree(examination: Examination, probe: str, label: str, run: CandidateRun, t
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         rung = CERTAIN if apart.certain else STATISTICAL
         message = f"{text}: {apart.text} ({label})"
-        examination.find(rung, probe, name, message, where=where, measured=apart.measured, limit=apart.limit)
+        examination.find(rung, probe, name, message, where=where, measured=apart.measured, limit=apart.limit,
+                         kind="differs", run=label)  # fmt: skip
         if tensor is not None:
             maps.draw_one(examination, label, kind, tensor, examination.ref, name)
     return good
@@ -104,6 +105,7 @@ def _backward_twice(examination: Examination, run: CandidateRun) -> None:
                 name,
                 f"the backward run twice on one graph gives another gradient: {apart.text}",
                 where=where,
+                kind="backward_twice",
             )
             if again is not None:
                 maps.draw_one(examination, "backward twice", "grad", again, examination.ref, name)

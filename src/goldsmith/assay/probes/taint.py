@@ -130,7 +130,7 @@ def _try_neighbours(examination: Examination) -> None:
             if not bool(still.all()):
                 where = examination.locate(name, ~still)
                 text = f"memory next to the inputs reaches {name} ({where.text}): a stray read"
-                examination.find(CERTAIN, NAME, name, text, where=where)
+                examination.find(CERTAIN, NAME, name, text, where=where, kind="neighbour_read")
                 reported.add(name)
 
 
@@ -156,7 +156,12 @@ def _report_missing(
         little = bool(small[mask].all())
         text += LITTLE if little else "a reduction cut short, or a wrong mask"
         trick = "lowered_precision" if little else ""
-        examination.find(CERTAIN, NAME, name, text, where=where, measured=0.0, trick=trick)
+        examination.find(CERTAIN, NAME, name, text, where=where, measured=0.0, trick=trick, kind="no_influence",
+                         values=_of(part))  # fmt: skip
+
+
+def _of(part: Slice) -> dict[str, object]:
+    return {"input": part.name, "axis": part.axis, "index": part.index}
 
 
 def _open_noise(references: GoldenResults, name: str) -> Tensor:
@@ -178,4 +183,4 @@ def _report_extra(
         where = examination.locate(name, mask)
         text = f"{change} in {part.text} reaches {name} ({where.text}), in the golden it does not: "
         text += "a wrong mask, or a stray read"
-        examination.find(CERTAIN, NAME, name, text, where=where)
+        examination.find(CERTAIN, NAME, name, text, where=where, kind="leak", values=_of(part))

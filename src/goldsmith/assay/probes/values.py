@@ -19,6 +19,7 @@ from ..judge import ladder
 from ..judge.examination import Ended, Examination
 from ..noise import formula_rounding
 from ..report.results import CERTAIN, STATISTICAL, Finding
+from ..support.stage_tiles import join_chunks
 from . import decisions, hints, maps
 
 GROSS = 0.05
@@ -50,6 +51,7 @@ def run(examination: Examination) -> None:
         text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
         examination.note("golden_raised", examination.target.name or "", f"{text}: {examination.ref.unable}")
     examination.stages = examination.ref.order
+    join_chunks(first.stages, examination.ref.values)
     _stages(examination, first)
     if first.called_tracing:
         _debug_outputs(examination)
@@ -67,7 +69,7 @@ def _check_golden(examination: Examination, plain: GoldenResults) -> None:
     if examination.problems:
         raise Ended("the golden is at fault")
     for name, text in checked.mismatches.items():
-        examination.find(CERTAIN, "values", name, text)
+        examination.find(CERTAIN, "values", name, text, kind="shape")
     if checked.mismatches:
         raise Ended("a result has another shape than the golden's")
 
@@ -128,14 +130,17 @@ def judge(
                 judgement, gross = look(name, tensor, against, confirm)
         if gross is not None or not judgement.ok:
             hint = hints.hint(examination, run, reference, name, kind, tensor, scaled=probe == "scaling")
-            judgement.findings = [replace(f, text=f.text + hint) for f in judgement.findings]
-            gross = gross if gross is None else replace(gross, text=gross.text + hint)
+            judgement.findings = [hint.added(f) for f in judgement.findings]
+            gross = gross if gross is None else hint.added(gross)
         if label != "values":
-            judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
+            judgement.findings = [replace(f, text=f"{f.text} ({label})", run=label) for f in judgement.findings]
         if reported is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
         if gross is not None:
-            examination.find(STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit)
+            examination.find(
+                STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit, kind=gross.kind,
+                run=gross.run, values=gross.values,
+            )  # fmt: skip
         if examination.absorb(judgement) or reported is not None or gross is not None:
             failed.add(name)
     if label == "values":
@@ -172,7 +177,8 @@ def _far_off(
         return None
     text = f"{name} is off by {measured / size:.3g} of its size, where legal orders of the plain run differ by "
     text += f"{noise / size:.3g} ({label})"
-    return Finding(STATISTICAL, probe, name, None, measured / size, GROSS, text, examination.label)
+    return Finding(STATISTICAL, probe, name, None, measured / size, GROSS, text, examination.label,
+                   kind="gross", run=label)  # fmt: skip
 
 
 def _rms(t: Tensor) -> float:
@@ -328,7 +334,7 @@ def _forward_only(examination: Examination, run: CandidateRun) -> None:
             f"from {', '.join(sources)} to {', '.join(inputs)}; a kernel that is forward only is declared with "
             "backward=None"
         )
-        examination.find(CERTAIN, "values", f"{inputs[0]}.grad", text)
+        examination.find(CERTAIN, "values", f"{inputs[0]}.grad", text, kind="no_gradient")
         return
     for name in sources:
         text = (
@@ -336,7 +342,7 @@ def _forward_only(examination: Examination, run: CandidateRun) -> None:
             f"{', '.join(n for n in wanted if n in flows[name])}; if {name} has none on purpose, declare "
             f"saved=({name!r},), or detach it in the golden"
         )
-        examination.find(CERTAIN, "values", name, text)
+        examination.find(CERTAIN, "values", name, text, kind="detached")
 
 
 def _inputs_reached(examination: Examination, run: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:

@@ -18,6 +18,13 @@ NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither rig
 NOT_RUN = "not_run"  # id of the note that says why a case did not run at all
 NOTHING_COMPARED = "no result has an element, so nothing was compared; add a case whose results have elements"
 SCHEMA = 1
+KINDS = frozenset(
+    """raised unusable no_tensor no_gradient detached shape bound nan swallowed_nan inf missing_inf noise pattern gross
+    quality overrun stray_read never_written input_modified output_modified aliased overwritten_result late_write
+    differs backward_twice call_differs illegal_choice wrong_side drop_rate refused_layout inexact_scaling
+    nonfinite_leak swallowed leak no_influence neighbour_read patched_runtime golden process""".split()
+)
+MEMORY_KINDS = ("overrun", "stray_read", "output_modified", "input_modified", "aliased", "never_written")
 
 
 class AssayError(AssertionError):
@@ -43,7 +50,10 @@ class Location:
 class Finding:
     """One reason to reject the candidate, with the rung that says how certain it is.
 
-    trick: what the finding proves beyond a wrong result, in the gate's words ("cached_result", ...), or ""
+    kind    what was observed, in one word of `KINDS`; the diagnosis reads this and `values`, and never the text
+    run     the run that shows it ("values", "second_call", "scale 2^12", ...); "" if no single run does
+    values  numbers and names of the observation, by the kind
+    trick   what the finding proves beyond a wrong result, in the gate's words ("cached_result", ...), or ""
     """
 
     rung: str
@@ -55,6 +65,9 @@ class Finding:
     text: str
     case: str = ""
     trick: str = ""
+    kind: str = ""
+    run: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ class Note:
     tensor: str
     text: str
     case: str = ""
+    left_out: str = ""  # what did not run for lack of time
 
 
 @dataclass(frozen=True)
@@ -209,4 +223,4 @@ def nothing_compared(report: ReportFacts) -> list[Note]:
     """A note for each case of a report without findings whose results all lack elements; none if any has one."""
     if report.findings or not report.rows or any(0 not in row.shape for row in report.rows):
         return []
-    return [Note(NOT_JUDGED, report.target, NOTHING_COMPARED, case) for case in report.cases]
+    return [Note(NOT_JUDGED, report.target, NOTHING_COMPARED, case, "every result") for case in report.cases]

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import IO
 
-import torch
 from rich.console import Console
-from rich.markup import escape
 
 from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
 from ..targets import operators
-from ..terminal import INTERRUPTED, Failure, console, duration
+from ..terminal import Failure, console, duration
 from . import tables, verified_files
 from .experts import MoeInt8Subject, MoeSubject, SlotsSubject
 from .moved import CHECKOUT, PEERS_ELSEWHERE
-from .rows import Conditions, TimingRow
+from .rows import TimingRow
 from .run import Bench, BenchRequest
+from .session import Session, device_name, session
 from .subject import ModuleSubject, Peer, Subject
 from .timing import clock
 from .verifier import Verifier
@@ -55,35 +49,23 @@ def run(
             raise Failure(f"--threads {option}: expected a whole number of at least 1, such as 8 or 8:TEXT.")
     subjects = list(_subjects(request, names, device, modules))
     chosen = _chosen_peers(request, peers, err)
-    conditions = Conditions.here(device, request.commit)
-    target = open_rows(out)
-    stream = console() if out != "-" else err
     verifier = Verifier(request.verify, device, err, verified_files.read(request.verified_files, device))
-    stream.print(f"[dim]{conditions}[/]")
-    status = 0
-    screen = _Tables(stream)
-    try:
-        verifier.verify_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
-        bench = Bench(request, conditions, clock(device), chosen, verifier, err)
-        for row in bench.run(_makers(subjects, device, err)):
-            screen.add(row)
-            target = _write_row(target, row, out, err)
-    except KeyboardInterrupt:
-        err.print("[yellow]Interrupted: the rows so far are kept.[/]")
-        status = INTERRUPTED
-    finally:
-        screen.show()
-        if target is not None and target is not sys.stdout:
-            with contextlib.suppress(OSError):  # a full disk, which was reported with its row
-                target.close()
-    rows = screen.shown
-    if rows:
-        stream.print(tables.legend(conditions.device))
+    with session(device, out, request.commit) as current:
+        screen = _Tables(current)
+        try:
+            verifier.verify_all(
+                [(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto"
+            )
+            bench = Bench(request, current.conditions, clock(device), chosen, verifier, err)
+            for row in bench.run(_makers(subjects, device, err)):
+                screen.add(row)
+                current.write([row])
+        finally:
+            screen.show()
+    status = current.end(tables.legend(current.conditions.device))
     for line in verifier.rejections():
-        stream.print(line, soft_wrap=True)
-    if verifier.rejected:
-        return 1
-    return status or (0 if rows else 2)
+        current.stream.print(line, soft_wrap=True)
+    return 1 if verifier.rejected else status
 
 
 @dataclass(frozen=True)
@@ -99,8 +81,8 @@ class _TimingJob:
 class _Tables:
     """A table per case, printed when its last row has arrived."""
 
-    def __init__(self, stream: Console) -> None:
-        self.stream, self.pending, self.shown = stream, list[TimingRow](), 0
+    def __init__(self, current: Session) -> None:
+        self.session, self.pending = current, list[TimingRow]()
 
     def add(self, row: TimingRow) -> None:
         if self.pending and _table_key(self.pending[0]) != _table_key(row):
@@ -109,11 +91,11 @@ class _Tables:
 
     def show(self) -> None:
         if self.pending:
-            self.stream.print(tables.table(self.pending))
+            self.session.stream.print(tables.table(self.pending))
             for row in self.pending:
                 if row.median_us is None:
-                    self.stream.print(tables.broken(row))
-            self.shown += len(self.pending)
+                    self.session.stream.print(tables.broken(row))
+            self.session.shown += len(self.pending)
             self.pending = []
 
 
@@ -230,42 +212,3 @@ def _device_and_names(request: BenchRequest, names: list[str], err: Console) -> 
         f"[dim]left out: {', '.join(on_cpu)}, which are for CPUs. To time them, name no others, or pass --device.[/]"
     )
     return device, [name for name in names if name not in on_cpu]
-
-
-def device_name(name: str | None) -> str:
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise Failure(f"--device {name}: not a device; use cpu, cuda or cuda:1.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise Failure(f"--device {name}: this machine has no CUDA device that torch can use.")
-    return name
-
-
-def _write_row(target: IO[str] | None, row: TimingRow, out: str | None, err: Console) -> IO[str] | None:
-    """Append the row to the file; returns None after an error, so that the next rows are still measured and shown."""
-    if target is None:
-        return None
-    try:
-        target.write(json.dumps(row.to_json()) + "\n")
-        target.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        why = error.strerror or error
-        err.print(f"[yellow]Cannot write {escape(str(out))}: {why}. From here on the rows are only printed.[/]")
-        return None
-    return target
-
-
-def open_rows(out: str | None) -> IO[str] | None:
-    if out is None:
-        return None
-    if out == "-":
-        return sys.stdout
-    try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        return open(out, "a", encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"cannot write {out}: {error.strerror or error}.") from error

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from .subject import ModuleSubject, Peer
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU, if there is one.")]
-
+Json = Annotated[
+    str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
+]
+Commit = Annotated[str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)]
 
 GROUPS = {
     "What to time": ("what", "case", "backend", "device", "threads", "against"),
@@ -53,10 +56,7 @@ def bench_command(
             str | None, typer.Option(help="Time only this backend. Default: the one that auto chooses.")
         ] = None,
         device: Device = None,
-        json: Annotated[
-            str | None,
-            typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE"),
-        ] = None,
+        json: Json = None,
         seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
         threads: Annotated[
             list[str] | None,
@@ -77,9 +77,7 @@ def bench_command(
             ),
         ] = None,
         proof: Annotated[list[str] | None, typer.Option(metavar="FILE", hidden=True)] = None,
-        commit: Annotated[
-            str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
-        ] = "",
+        commit: Commit = "",
     ) -> None:
         """Verify operators, then time them. Each row has the machine, versions, spread and share of the copy rate.
 

@@ -187,7 +187,7 @@ def _died(request: DiagnoseRequest, died: Died, progress: _RunProgress, seconds:
 
 def _ended_by_candidate(request: DiagnoseRequest, how: str, last: RunMessage, seconds: float) -> DiagnosisReply:
     from ...assay.diagnosis import Cause, Diagnosis
-    from ...assay.diagnosis.rules import CATALOGUE
+    from ...assay.diagnosis.causes.rules import CATALOGUE
     from ...assay.report.check_report import Report
     from ...assay.report.results import CERTAIN, FAIL, Finding
 
@@ -220,8 +220,8 @@ def _never_ended(
 
 
 def _reply(request: DiagnoseRequest, diagnosis: Diagnosis) -> DiagnosisReply:
-    from ...assay.diagnosis import diagnosis_page
-    from ...assay.diagnosis.text import render
+    from ...assay.diagnosis.report import page as diagnosis_page
+    from ...assay.diagnosis.report.text import render
 
     html = request.html
     lost = write_or_explain(html, partial(diagnosis_page.write, diagnosis, html)) if html else []

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 
 from ... import __version__, assay
-from ...assay.diagnosis import diagnosis_page
-from ...assay.diagnosis.bundle_read import JSON as BUNDLE_FILE
-from ...assay.diagnosis.diagnosis import PAGE
-from ...assay.diagnosis.text import render
+from ...assay.diagnosis.driver import PAGE
+from ...assay.diagnosis.report import page as diagnosis_page
+from ...assay.diagnosis.report.bundle_read import JSON as BUNDLE_FILE
+from ...assay.diagnosis.report.text import render
 from ...assay.execute import hooks, interpreter
 from ...assay.report import text as report_text
 from ...assay.report.html import page

@@ -24,7 +24,7 @@ from ...assay.gate.isolation.limits import Limits
 from ...assay.gate.judges import Judges, NoJudge, Pair
 from ...assay.gate.judging import GateOptions
 from ...assay.gate.verdict import REFUSED, Verdict
-from ..bench.command import device_name
+from ..bench.session import device_name
 from ..output_files import check_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import INTERRUPTED, Failure, console, print_paragraph, write_stdout

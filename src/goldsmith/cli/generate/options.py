@@ -86,7 +86,8 @@ ComputeChoiceOption = Annotated[
     ComputeOption,
     typer.Option(
         help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
-        "int4 or int4_asym; auto: as exact."
+        "int4 or int4_asym, so that a layer's result is 1 to 2 % off (docs/offload.md, A step on the CPU); auto: as "
+        "exact."
     ),
 ]
 CachePolicyOption = Annotated[

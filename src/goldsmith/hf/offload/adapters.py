@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 AdapterArgument = str | Path | Mapping[str, str | Path] | Sequence[str | Path] | None
 _OP = "offload"
+PREFIX = "goldsmith_"  # of peft's names of our adapters
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,15 @@ class ModelAdapters:
 
     def install(self) -> None:
         """Adds peft's layers of all adapters, disabled."""
+        if not self._by_name:
+            return
+        self._check_no_others()
         for name in self._by_name:
             self._inject(name)
         self._switch(())
 
     def add(self, name: str, adapter: OffloadedAdapter, engine: Engine) -> None:
+        self._check_no_others()
         engine.adapters.add(name, adapter.experts)
         self._by_name[name] = adapter
         self._inject(name)
@@ -175,9 +180,19 @@ class ModelAdapters:
                 parameter = re.sub(r"\.(lora_\w+)(\.|$)", rf".\1.{ours}\2", key.removeprefix(ROOT))
                 there[parameter].copy_(tensor)
 
+    def _check_no_others(self) -> None:
+        """Raises ValueError if a user has put layers of peft into the model: they have one set of active adapters."""
+        for path, layer in _peft_layers(self.model):
+            others = [name for name in layer._get_available_adapters() if not name.startswith(PREFIX)]
+            if others:
+                raise ValueError(
+                    f"{_OP}: {path} has the adapter {others[0]!r} of peft already: unload it, and give its folder as "
+                    "well, or give no adapter"
+                )
+
     def _switch(self, names: Sequence[str]) -> None:
         peft_names = [self._peft_name(name) for name in names if self._by_name[name].fitted.peft]
-        for layer in _peft_layers(self.model):
+        for _, layer in _peft_layers(self.model) if self._by_name else ():
             layer.enable_adapters(bool(peft_names))
             if peft_names:
                 layer.set_adapter(peft_names)
@@ -196,10 +211,10 @@ class ModelAdapters:
 
     def _peft_name(self, name: str) -> str:
         """peft's name of an adapter: torch's module names may not have dots."""
-        return f"goldsmith_{list(self._by_name).index(name)}"
+        return f"{PREFIX}{list(self._by_name).index(name)}"
 
 
-def _peft_layers(model: nn.Module) -> Iterator[Any]:
+def _peft_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return (module for module in model.modules() if isinstance(module, BaseTunerLayer))
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, BaseTunerLayer))

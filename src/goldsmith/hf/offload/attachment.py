@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...experts import PackedExperts
+from ...offload.decoding.recording import recorded
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, pickling_error
 from ...offload.store.cache_folder import cached_store
@@ -22,6 +23,7 @@ from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
 from .dense_format import EXACT, check_dense_format
+from .graph_forward import GraphForward
 from .layers import ExpertsLayer
 from .stepping import StepForward
 from .weights import Weights, into_module
@@ -163,9 +165,10 @@ class Attached:
             if any(id(below) in experts for below in module.modules()):
                 self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
                 self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
-        if self.engine.device.type == "cpu":
-            cast("Any", self.model).forward = StepForward(
-                self.model, {one.index: one.path for one in self.layers}, self.engine
+        if "forward" not in self.model.__dict__:  # a user's own stays
+            on_gpu = self.engine.device.type == "cuda" or self.engine.device_lanes is not None
+            cast("Any", self.model).forward = (GraphForward if on_gpu else StepForward)(
+                self.model, {one.index: one.path for one in self.layers}, self.engine, {one.id for one in self._hooks}
             )
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
@@ -190,13 +193,15 @@ class Attached:
         self.engine.end_forward(_last(outputs))
 
     def _begin_base(self, base: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if recorded(self.engine) is not None:
+            return
         self._within, self._whole = self._whole, False
         if not self._within:
             self._begin_forward(base, args, kwargs)
             self._whole = False
 
     def _end_base(self, base: nn.Module, args: tuple[object, ...], outputs: object) -> None:
-        if not self._within:
+        if not self._within and recorded(self.engine) is None:
             self._end_forward(base, args, outputs)
 
     def detach(self) -> PreTrainedModel:
@@ -213,7 +218,8 @@ class Attached:
                 del layer.module.forward
         for hook in self._hooks:
             hook.remove()
-        self.model.__dict__.pop("forward", None)
+        if isinstance(self.model.__dict__.get("forward"), StepForward):
+            del self.model.forward
         self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Model classes whose layers are h += attention(norm(h)), h += experts(norm(h)) with RMSNorm, rotary embeddings and a
-# softmax router; and whether their routing weights stay in float32.
+# softmax router; and whether their routing weights stay in float32. What a module has of its own is read from it: a
+# config may have numbers that no module reads.
 FAMILIES = {"Qwen3MoeForCausalLM": False, "OlmoeForCausalLM": False, "MixtralForCausalLM": True}
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
 ATTENTION = ("sdpa", "eager")
 MULTIPLE = 16  # numbers of a head that one vector holds
+
+
+T = TypeVar("T")
 
 
 class NotDescribed(Exception):
@@ -34,35 +38,44 @@ def described(model: PreTrainedModel, experts: Mapping[int, str]) -> DecoderMode
     base: Any = model.model
     config = model.config
     _check_config(config)
-    _check_modules(model, {id(model.get_submodule(path)) for path in experts.values()})
     blocks = list(base.layers)
     if set(experts) != set(range(len(blocks))):
         raise NotDescribed("some of its layers have no experts")
     embedding = base.embed_tokens.weight
     _check_tensor("embedding", embedding, embedding.dtype)
-    attention = blocks[0].self_attn
-    if attention.head_dim % MULTIPLE:
-        raise NotDescribed(f"its heads have {attention.head_dim} numbers, not a multiple of {MULTIPLE}")
+    attentions, gates = [block.self_attn for block in blocks], [block.mlp.gate for block in blocks]
+    for attention in attentions:
+        _check_config(attention.config)
+        if getattr(attention, "sliding_window", None) is not None:
+            raise NotDescribed("its attention has a sliding window")
+    attention = attentions[0]
+    head_dim = _same("head_dim", (each.head_dim for each in attentions))
+    heads = _same("heads", (each.q_proj.out_features // head_dim for each in attentions))
+    if head_dim % MULTIPLE:
+        raise NotDescribed(f"its heads have {head_dim} numbers, not a multiple of {MULTIPLE}")
 
     def rotary(positions: int) -> tuple[Tensor, Tensor]:
-        cosines, sines = base.rotary_emb(embedding[:0], torch.arange(positions, device="cpu")[None])
+        cosines, sines = base.rotary_emb(embedding[:0], torch.arange(positions, device=embedding.device)[None])
         return cosines[0].contiguous(), sines[0].contiguous()
 
-    return DecoderModel(
+    result = DecoderModel(
         layers=tuple(_layer(block, index, embedding.dtype) for index, block in enumerate(blocks)),
         embedding=embedding,
         final_norm=base.norm.weight,
         head=_linear("head", model.lm_head, embedding.dtype),
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=attention.head_dim,
-        epsilon=config.rms_norm_eps,
-        scaling=attention.scaling,
-        experts_per_token=config.num_experts_per_tok,
-        normalised=getattr(config, "norm_topk_prob", True),
+        heads=heads,
+        kv_heads=heads // _same("groups of heads", (each.num_key_value_groups for each in attentions)),
+        head_dim=head_dim,
+        epsilon=_same("epsilons", _epsilons(base, attentions)),
+        scaling=_same("scalings", (each.scaling for each in attentions)),
+        experts_per_token=_same("top_k", (gate.top_k for gate in gates)),
+        normalised=_same("norm_topk_prob", (getattr(gate, "norm_topk_prob", True) for gate in gates)),
         float_weights=FAMILIES[name],
         rotary=rotary,
     )
+    if len({tensor.device for tensor in result.tensors}) > 1:
+        raise NotDescribed("its parts are on several devices")
+    return result
 
 
 def _check_config(config: Any) -> None:
@@ -77,20 +90,23 @@ def _check_config(config: Any) -> None:
         raise NotDescribed(f"its attention is computed by {config._attn_implementation}")
 
 
-def _check_modules(model: nn.Module, experts: set[int]) -> None:
-    """No module may have been changed: a hook or another forward must be called."""
-    for path, module in _below(model, experts):
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
-            raise NotDescribed(f"{path} has a hook, or a forward of its own")
-        if getattr(module, "parametrizations", None):
-            raise NotDescribed(f"{path} has parametrizations")
+def _same(name: str, values: Iterable[T]) -> T:
+    """The value that all modules have: the step takes one."""
+    first, *rest = values
+    if any(value != first for value in rest):
+        raise NotDescribed(f"its layers have different {name}")
+    return first
 
 
-def _below(model: nn.Module, experts: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    base = getattr(model, "base_model", model)
-    for path, module in model.named_modules():
-        if module is not model and module is not base and id(module) not in experts:
-            yield path, module
+def _epsilons(model: Any, attentions: list[Any]) -> Iterator[float]:
+    yield model.norm.variance_epsilon
+    for block in model.layers:
+        yield block.input_layernorm.variance_epsilon
+        yield block.post_attention_layernorm.variance_epsilon
+    for attention in attentions:
+        for name in ("q_norm", "k_norm"):
+            if hasattr(attention, name):
+                yield getattr(attention, name).variance_epsilon
 
 
 def _layer(block: Any, index: int, dtype: torch.dtype) -> DecoderLayer:
@@ -114,7 +130,7 @@ def _layer(block: Any, index: int, dtype: torch.dtype) -> DecoderLayer:
 
 
 def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
-    if isinstance(module, PackedLinear):
+    if isinstance(module, PackedLinear) and module.weight.data.is_cpu:
         return LinearLayer(module.weight, module.bias)
     if type(module) is not nn.Linear:
         raise NotDescribed(f"its {name} is a {type(module).__name__}")
@@ -123,6 +139,6 @@ def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
 
 
 def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype != dtype or dtype not in (torch.float32, torch.bfloat16) or not tensor.is_cpu:
+    if tensor.dtype != dtype or dtype not in (torch.float32, torch.bfloat16) or tensor.is_meta:
         raise NotDescribed(f"its {name} is {tensor.dtype} on {tensor.device}")
     return tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()

@@ -6,8 +6,8 @@ The cache stays transformers': its layers become views of the step's buffers, an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -19,16 +19,26 @@ from ...offload.decoding.cache import StepCache
 from ...offload.decoding.model import MOST_ROWS
 from ...offload.settings import pickling_error
 from .decoder import NotDescribed, described
+from .untouched import OWN, Touched, Untouched
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ...offload.decoding._native import DecodeStep
     from ...offload.engine import Engine
+
+
+class TokenStep(Protocol):
+    """Called with tokens [rows] and a cache: the logits of the tokens' successors [rows, vocabulary]"""
+
+    def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor: ...
+
+    def close(self) -> None: ...
+
 
 # keywords of a forward that the step knows; any other that is not None or False belongs to the model's own forward
 KNOWN = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position",
          "logits_to_keep", "return_dict"}  # fmt: skip
+OUTPUTS = "output_hidden_states", "output_attentions", "output_router_logits"  # that a config asks for
 
 
 class BufferedLayer(DynamicLayer):
@@ -61,6 +71,13 @@ class BufferedLayer(DynamicLayer):
         """The step's buffers, if this layer and all others still have their tensors."""
         return self._cache if self._cache.shared else None
 
+    def __copy__(self) -> DynamicLayer:
+        """A layer of its own, which does not grow with this one."""
+        layer = DynamicLayer()
+        layer.keys, layer.values = self.keys, self.values
+        layer.is_initialized, layer.dtype, layer.device = True, self.dtype, self.device
+        return layer
+
     def _tensor(self, name: str) -> Tensor | None:
         if name in self._own:
             return self._own[name]
@@ -75,13 +92,16 @@ class StepForward:
     """`model.forward`: the native step for one token of each of up to 8 sequences, and the model's own for the rest
 
     experts    {layer: path of its experts}
+    hooks      ids of the hooks that attaching has put on the model and its base
     why_not    the reason why the last cache got no step, "" if it did
     """
 
-    def __init__(self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine) -> None:
-        self._model, self._experts, self._engine = model, experts, engine
-        self._step: DecodeStep | None = None
-        self._key: tuple[object, ...] = ()
+    def __init__(
+        self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine, hooks: Collection[int]
+    ) -> None:
+        self._model, self._experts, self._engine, self._hooks = model, experts, engine, hooks
+        self._state: Untouched | None = None
+        self._step: TokenStep | None = None
         self.why_not = "no token was generated yet"
         functools.update_wrapper(self, self._plain)  # `generate` reads the signature
 
@@ -98,6 +118,8 @@ class StepForward:
 
     def ready(self, rows: int) -> bool:
         """Whether there is a step for the model as it is now, and so many sequences."""
+        if any(number not in self._hooks for name in OWN for number in getattr(self._model, name)):
+            return False  # a step without the model's own call would not call them
         return rows <= MOST_ROWS and not self._model.training and self._prepared()
 
     def stepper(self, cache: DynamicCache, mask: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
@@ -120,7 +142,7 @@ class StepForward:
 
         return run
 
-    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: DecodeStep) -> Any:
+    def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: TokenStep) -> Any:
         logits = step(options["input_ids"], cache)
         return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
 
@@ -135,19 +157,25 @@ class StepForward:
             return None
         if options.get("return_dict") is False or self._model.training or torch.is_autocast_enabled("cpu"):
             return None
+        if any(getattr(self._model.config, name, False) for name in OUTPUTS):
+            return None
         if any(value is not None and value is not False for name, value in options.items() if name not in KNOWN):
             return None
         first = cache.layers[0]
         buffers = first.step_cache if type(first) is BufferedLayer else None
         if buffers is None:
             buffers = self._adopted(cache, len(ids), options.get("attention_mask"))
+        elif not all(type(layer) is BufferedLayer and layer.step_cache is buffers for layer in cache.layers):
+            return None
+        elif not self._prepared():
+            return None
         if buffers is None or buffers.rows != len(ids) or not _fits(buffers, options):
             return None
         return buffers
 
     def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         """Moves the cache's tensors into buffers of the step."""
-        if not self._prepared() or len(cache.layers) != len(self._experts):
+        if not self._prepared() or len(cache.layers) != self._layers():
             return None
         layers: list[Any] = [layer for layer in cache.layers if type(layer) in (DynamicLayer, BufferedLayer)]
         if len(layers) < len(cache.layers) or not all(layer.get_seq_length() for layer in layers):
@@ -163,27 +191,36 @@ class StepForward:
         cache.layers[:] = [BufferedLayer(buffers, index) for index in range(len(keys))]
         return buffers
 
+    def _layers(self) -> int:
+        """The layers of a cache."""
+        return len(self._experts)
+
     def _prepared(self) -> bool:
         """Whether there is a step for the model as it is now."""
         engine = self._engine
         if engine.adapters.names:
-            self._step, self.why_not = None, "adapters are loaded"
+            self._state, self.why_not = None, "adapters are loaded"
             return False
         if native.reason() is not None or engine.device.type != "cpu" or engine.closed:
             return False
+        if self._step is not None and self._state is not None and self._state.still:
+            return True
         from ...offload.decoding._native import DecodeStep  # imports the library's structures
 
+        self._state = None
         try:
+            state = Untouched(self._model, self._hooks)
             model = described(self._model, self._experts)
-        except NotDescribed as reason:
-            self._step, self.why_not = None, str(reason)
+        except (NotDescribed, Touched) as reason:
+            self.why_not = str(reason)
             return False
-        if self._step is None or self._key != model.key:
-            self._step, self._key, self.why_not = DecodeStep(self._engine, model, self._engine.threads), model.key, ""
+        if self._step is not None:
+            self._step.close()
+        self._step, self._state, self.why_not = DecodeStep(engine, model, engine.threads), state, ""
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepForward:
-        return StepForward(memo[id(self._model)], self._experts, self._engine)
+        return type(self)(memo[id(self._model)], self._experts, self._engine, self._hooks)
 
     def __reduce__(self) -> NoReturn:
         raise pickling_error()
@@ -208,8 +245,8 @@ def _fits(buffers: StepCache, options: Mapping[str, Any]) -> bool:
             return False
     elif (
         mask.dim() != 2
-        or mask.shape[1] != length + 1
-        or int(mask.sum()) != buffers.rows * (length + 1) - buffers.padded
+        or mask.shape != (buffers.rows, length + 1)
+        or not torch.equal(mask.bool().cpu(), torch.arange(length + 1, device="cpu") >= buffers.starts[:, None])
     ):
         return False
     if positions is None:

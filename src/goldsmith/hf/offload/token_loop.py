@@ -51,27 +51,32 @@ def _draw(
     model: Any, forward: StepForward, inputs: dict[str, Tensor], config: GenerationConfig, streamer: BaseStreamer,
     processors: Any,
 ) -> None:  # fmt: skip
-    ids = inputs["input_ids"]
+    ids = inputs["input_ids"].cpu()
     mask = inputs.get("attention_mask")
-    mask = torch.ones_like(ids) if mask is None else mask
+    mask = torch.ones_like(ids) if mask is None else mask.cpu()
     ends = config.eos_token_id or []
-    stop = torch.tensor(ends if isinstance(ends, list) else [ends], dtype=torch.int64, device="cpu")
+    stop = set(ends if isinstance(ends, list) else [ends])
     streamer.put(ids)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    outputs = model(ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    device = model.device
+    there = ids.to(device)
+    outputs = model(
+        there, attention_mask=mask.to(device), position_ids=positions.to(device), use_cache=True, logits_to_keep=1
+    )
     logits, step = outputs.logits[:, -1].float(), None
-    running = torch.ones(len(ids), dtype=torch.bool, device="cpu")
+    running = [True] * len(ids)
     for left in range(int(config.max_new_tokens or 0), 0, -1):
-        scores = processors(ids, logits)
+        scores = processors(there, logits) if processors else logits
         if config.do_sample:
             tokens = torch.multinomial(torch.softmax(scores, -1), 1).squeeze(1)
         else:
             tokens = scores.argmax(-1)
-        if len(ids) > 1:
-            tokens = torch.where(running, tokens, config.pad_token_id or 0)
+        drawn = tokens.tolist()  # the only wait between two steps
+        drawn = [token if runs else config.pad_token_id or 0 for token, runs in zip(drawn, running)]
+        tokens = torch.tensor(drawn, device="cpu")
         streamer.put(tokens)
-        running &= ~torch.isin(tokens, stop)
-        if left == 1 or not bool(running.any()):
+        running = [runs and token not in stop for token, runs in zip(drawn, running)]
+        if left == 1 or not any(running):
             break
         if step is None:
             step = forward.stepper(outputs.past_key_values, mask, left)

@@ -19,7 +19,7 @@ from .running_text import RunningText
 from .step_errors import STEP_ERRORS, refusal_of
 from .watched_files import WatchedFiles
 
-CHUNK = 512  # tokens of prompts between two steps of the running texts
+CHUNK = 512  # tokens of a prompt in one call; after as many, the running texts step
 BUSY = "server_busy"
 
 
@@ -193,13 +193,16 @@ class Batcher:
                 self._prompts.append((text, Rows([text], new_cache(self._model))))
 
     def _compute_prompts(self) -> None:
-        """Computes at most CHUNK tokens of prompts, oldest first."""
+        """Computes chunks of prompts, oldest first, until they have CHUNK tokens.
+
+        A text's chunks end at the same places whoever else has a prompt: other chunks would round differently.
+        """
         left = CHUNK
         for text, rows in list(self._prompts):
             if left <= 0:
                 return
             whole = len(text.request.ids) - text.prefilled
-            tokens = min(left, whole) if self._caches.chunked else whole
+            tokens = min(CHUNK, whole) if self._caches.chunked else whole
             left -= tokens
             with self._failing([text]):
                 self._compute_prompt(text, rows, tokens)

@@ -51,6 +51,12 @@ class DecodeStep:
         cache.length += 1
         return logits
 
+    def close(self) -> None:
+        """Gives the engine what was counted."""
+        if self._calls is not None and self.engine.direct is not None:
+            self.engine.direct.drop(self._calls)
+        self._calls = None
+
     def _run(self) -> None:
         native.check(native.library().gs_step(byref(self._args)))
 
@@ -85,8 +91,7 @@ class DecodeStep:
         put_tensor(args, "stream", self._stream)
         put_tensor(args, "logits", torch.empty(rows, vocabulary, dtype=dtype, device="cpu"))
         numbers = tuple(layer.index for layer in model.layers)
-        if self._calls is not None and engine.direct is not None:
-            engine.direct.drop(self._calls)
+        self.close()
         calls = engine.step_calls(numbers, rows, model.experts_per_token, dtype)
         self._calls = calls if engine.direct is not None else None
         self._buffers = calls.buffers

@@ -52,6 +52,30 @@ class StepArgs(Structure):
     ]
 
 
+class ServedLayer(Structure):
+    _c_name_ = "gs_served_layer"
+    _fields_ = [
+        ("experts", POINTER(MoeArgs)),
+        ("slots", c_void_p),
+        ("uses", c_void_p),
+        ("computed", c_int64),
+        ("seconds", c_double),
+    ]
+
+
+class ServeArgs(Structure):
+    _c_name_ = "gs_serve_args"
+    _fields_ = [
+        ("size", c_size_t),
+        ("layers", POINTER(ServedLayer)),
+        ("layer_count", c_int64),
+        ("routes", c_int64),
+        *((name, c_void_p) for name in ("routed", "ids", "threads", "asked", "answered")),
+        ("patience", c_double),
+        ("polite", c_int64),
+    ]
+
+
 def put_tensor(structure: Structure, name: str, tensor: Tensor | None) -> None:
     """Writes a tensor's view into a field; without a tensor the field stays absent."""
     if tensor is not None:

@@ -43,6 +43,6 @@ class StepCache:
     def _grown(self, tensor: Tensor) -> Tensor:
         rows, heads, _, width = tensor.shape
         with torch.inference_mode(False):  # the buffers are also written outside inference mode
-            fresh = torch.empty(rows, heads, self.capacity, width, dtype=tensor.dtype, device="cpu")
+            fresh = torch.empty(rows, heads, self.capacity, width, dtype=tensor.dtype, device=tensor.device)
         fresh[:, :, : self.length] = tensor[:, :, : self.length]
         return fresh

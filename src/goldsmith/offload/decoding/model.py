@@ -45,7 +45,6 @@ class DecoderModel:
     """The layers of a model, and what is before and after them
 
     rotary          rotary(positions) -> (cosines, sines) [positions, D] in the model's dtype
-    positions       the most positions that it supports
     normalised      whether the weights of a token's experts are divided by their sum
     float_weights   whether these weights stay float32 in a model of 16 bits
     """
@@ -65,20 +64,13 @@ class DecoderModel:
     rotary: Callable[[int], tuple[Tensor, Tensor]]
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for two descriptions of the same weights in the same memory."""
-        tensors: list[Tensor | PackedMatrix | None] = [self.embedding, self.final_norm]
+    def tensors(self) -> list[Tensor]:
+        """All weights; the bytes of packed ones."""
+        weights: list[Tensor | PackedMatrix | None] = [self.embedding, self.final_norm]
         linear = [self.head]
         for layer in self.layers:
-            tensors += layer.input_norm, layer.experts_norm, layer.query_norm, layer.key_norm
+            weights += layer.input_norm, layer.experts_norm, layer.query_norm, layer.key_norm
             linear += layer.query, layer.key, layer.value, layer.output, layer.router
         for each in linear:
-            tensors += each.weight, each.bias
-        return tuple(_place(tensor) for tensor in tensors)
-
-
-def _place(tensor: Tensor | PackedMatrix | None) -> object:
-    if tensor is None:
-        return None
-    data = tensor.data if isinstance(tensor, PackedMatrix) else tensor
-    return data.data_ptr(), data.dtype, tuple(data.shape), data.stride()
+            weights += each.weight, each.bias
+        return [each.data if isinstance(each, PackedMatrix) else each for each in weights if each is not None]

@@ -331,10 +331,10 @@ class DeviceLanes:
     def _waves(self, call: Call) -> Iterator[Wave]:
         assignment = call.assignment
         if assignment.streamed and self.streaming is not None:
-            return self.streaming.waves(call, self.copies, self._copied)
+            return self.streaming.waves(call, self.copies, self.copy_experts)
         if self.ring is None:
             return iter(())
-        filling = SlotFilling(call, self.ring, self.copies, self._copied, keep=self.keep)
+        filling = SlotFilling(call, self.ring, self.copies, self.copy_experts, keep=self.keep)
         return filling.waves(call.tally)
 
     def _device(
@@ -363,11 +363,11 @@ class DeviceLanes:
         outcome.out, launch = merger(self.rows, place, weights, call.caller_x.dtype, self.dirty, fetched)
         return launch
 
-    def _copied(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
+    def copy_experts(self, layer: int, experts: Sequence[int], into: Sequence[Tensor]) -> None:
         """Copies experts to their slots and times them together, or each by itself for a trace."""
         if self.trace.on and len(experts) > 1:
             for expert, data in zip(experts, into, strict=True):
-                self._copied(layer, (expert,), (data,))
+                self.copy_experts(layer, (expert,), (data,))
             return
         begin, machine, store, size = self.machine.mark(self.copies), self.machine, self.store, 0
         for expert, data in zip(experts, into, strict=True):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..store.expert_store import ExpertStore
+from .graphs import CudaRecording, SimulatedRecording
 from .streams import CopyStream, CudaStream, CurrentStream, Done, Inline, Worker
 
 _BY_ADDRESS = 4  # cudaMemcpyDefault: the addresses determine the direction
@@ -23,9 +24,12 @@ _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: word - number >= 0 in int32
 
 
 class CudaMachine:
-    """Copies run on one stream of their own, `copies`; kernels run on the caller's current stream."""
+    """Copies run on one stream of their own, `copies`; kernels run on the caller's current stream.
 
-    def __init__(self, store: ExpertStore, device: torch.device) -> None:
+    store   the experts that `copy` copies; None: it copies none
+    """
+
+    def __init__(self, store: ExpertStore | None, device: torch.device) -> None:
         from .transport import Transport, runtime
 
         self.device = device
@@ -35,10 +39,12 @@ class CudaMachine:
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._now, self._compute = -1, CurrentStream(torch.cuda.current_stream(device))
         self.copies = CopyStream(torch.cuda.Stream(device))
-        self.transport = Transport(store, device)
-        self.mode_and_reason = (self.transport.mode, self.transport.why)
+        self.transport = None if store is None else Transport(store, device)
+        self.mode_and_reason = ("none", "no experts are copied")
+        if self.transport is not None:
+            self.mode_and_reason = (self.transport.mode, self.transport.why)
         self._waited = torch.cuda.Event()
-        self._wait_value = self._find_wait_value()
+        self._wait_value, self._write_value = self._word_functions()
         self.waits_for_words = self._wait_value is not None
         self._origin = self.mark(self.copies)
         self._origin.synchronize()
@@ -69,6 +75,8 @@ class CudaMachine:
 
     def copy(self, source: Tensor, into: Tensor) -> None:
         """Copies an expert's bytes to the device on `copies`."""
+        if self.transport is None:
+            raise RuntimeError("offload.Engine: this machine was created without a store, so it copies no experts")
         self.transport.copy(source, into, self.copies.stream)
 
     def run_on_copies(self, work: Callable[..., object]) -> None:
@@ -94,15 +102,30 @@ class CudaMachine:
                 f"offload.Engine: the stream cannot wait for a word in host memory (driver error {status})"
             )
 
-    def _find_wait_value(self) -> Any:
-        """The driver's function for `wait_for_word`, tried once; None where it does not work."""
+    def write_word(self, word: Tensor, number: int, stream: CudaStream) -> None:
+        """Makes `stream` set the pinned int32 [1] `word` when all its earlier work is done and visible."""
+        status = self._write_value(stream.stream.cuda_stream, word.data_ptr(), number & 0xFFFFFFFF, 0)
+        if status:
+            raise RuntimeError(f"offload.Engine: the stream cannot set a word in host memory (driver error {status})")
+
+    def _word_functions(self) -> tuple[Any, Any]:
+        """The driver's functions for `wait_for_word` and `write_word`, tried once; None where they do not work."""
         try:
-            wait_value = CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+            driver = CDLL("libcuda.so.1")
+            functions = driver.cuStreamWaitValue32_v2, driver.cuStreamWriteValue32_v2
         except (OSError, AttributeError):
-            return None
-        wait_value.argtypes = [c_void_p, c_void_p, c_uint32, c_uint32]
-        word = self.host(4).view(torch.int32).zero_()
-        return wait_value if wait_value(self.copies.stream.cuda_stream, word.data_ptr(), 0, _AT_LEAST) == 0 else None
+            return None, None
+        word, stream = self.host(4).view(torch.int32).zero_(), self.copies.stream.cuda_stream
+        for function in functions:
+            function.argtypes = [c_void_p, c_void_p, c_uint32, c_uint32]
+            if function(stream, word.data_ptr(), 0, _AT_LEAST):
+                return None, None
+        self.copies.stream.synchronize()
+        return functions
+
+    def record(self, run: Callable[[], None], rehearse: Callable[[], None]) -> CudaRecording:
+        """`run` as a recording; it may launch kernels and wait for words."""
+        return CudaRecording(self.device, run, rehearse)
 
     def new_mark(self) -> torch.cuda.Event:
         """A mark to be set later."""
@@ -127,7 +150,8 @@ class CudaMachine:
 
     def close(self) -> None:
         self.settle()
-        self.transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
 
 class TimeMark(Done):
@@ -170,6 +194,12 @@ class SimulatedMachine:
 
     def wait_for_word(self, word: Tensor, number: int, stream: Inline) -> None:
         until_word(word, number)
+
+    def write_word(self, word: Tensor, number: int, stream: Inline) -> None:
+        word.numpy()[0] = number
+
+    def record(self, run: Callable[[], None], rehearse: Callable[[], None]) -> SimulatedRecording:
+        return SimulatedRecording(run, rehearse)
 
     def new_mark(self) -> TimeMark:
         return TimeMark(0.0)

@@ -17,7 +17,7 @@ from ...judge.examination import Examination
 from ...probes import QUICK, select
 from ...report.check_report import Report
 from ...report.results import FAIL, NOT_RUN, PASS, QUALITY
-from .candidate_source import CandidateSource
+from .reading.candidate_source import CandidateSource
 
 _FRESH = 104_729  # added to the seed: draws that the search has not seen
 _CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
@@ -31,6 +31,15 @@ class Accepted:
     remaining: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class NotAccepted:
+    """probes: those that fail with the edit, where every case is right; remaining: what they found; cases: how many."""
+
+    probes: frozenset[str] = frozenset()
+    remaining: tuple[str, ...] = ()
+    cases: int = 0
+
+
 @dataclass
 class Acceptance:
     """Judges edited candidates of one target. wrong: the results that are wrong without an edit."""
@@ -41,23 +50,23 @@ class Acceptance:
     wrong: tuple[str, ...]
     _before: dict[frozenset[str], set[str]] = field(default_factory=dict)
 
-    def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | None:
-        """None if the edited candidate fails a case, or a probe that it passes without the edit."""
+    def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | NotAccepted:
+        """NotAccepted if the edited candidate fails a case, or a probe that it passes without the edit."""
         process = self._process(edited)
         try:
             quick = self._report(process, frozenset(QUICK), seconds, until_failing=True)
             if quick is None or quick.verdict != PASS:
-                return None
+                return NotAccepted()
             whole = self._report(process, select("default"), seconds)
         finally:
             process.close()
         if whole is None or whole.verdict not in (PASS, FAIL):
-            return None
+            return NotAccepted()
         findings = [f for f in whole.findings if f.rung != QUALITY]
         probes = frozenset(f.probe for f in findings)
-        if not probes <= self._failing_before(probes, seconds):
-            return None
-        return Accepted(len(whole.cases), tuple(dict.fromkeys(f.text for f in findings)))
+        remaining = tuple(dict.fromkeys(f.text for f in findings))
+        new = probes - self._failing_before(probes, seconds)
+        return NotAccepted(new, remaining, len(whole.cases)) if new else Accepted(len(whole.cases), remaining)
 
     def _failing_before(self, probes: frozenset[str], seconds: float) -> set[str]:
         """The probes among these that find something in the results which are right without an edit."""
@@ -98,7 +107,7 @@ class Acceptance:
         on_cuda = torch.device(self.failing.device).type == "cuda"
         return CandidateProcess(
             zygote(), Limits(_CALL, _CALL, _MEMORY, files=4096, processes=4096),
-            f"{__package__}.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
+            f"{__package__}.children.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
             Surroundings(boxed=False, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=self.source.paths),
             again=True,
         )  # fmt: skip

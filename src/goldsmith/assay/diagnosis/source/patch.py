@@ -10,6 +10,15 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class Equal:
+    """Another edit that passes everything, too."""
+
+    line: int
+    kind: str
+    diff: str
+
+
+@dataclass(frozen=True)
 class Patch:
     """A verified edit. The user's file is never written; `save` writes a patched copy.
 
@@ -18,6 +27,9 @@ class Patch:
     cases        number of cases, with fresh draws, that the edited candidate passes
     remaining    findings of other probes, which the candidate has without the edit as well; () if all probes pass
     tried        number of edits that were run
+    equals       other edits that pass as well: no input was found on which they differ from this one
+    sizes        the sizes at which they were compared
+    narrow       right at the declared sizes, but not at smaller ones
     """
 
     file: str
@@ -27,6 +39,9 @@ class Patch:
     cases: int
     remaining: tuple[str, ...] = ()
     tried: int = 0
+    equals: tuple[Equal, ...] = ()
+    sizes: str = ""
+    narrow: bool = False
     text: str = field(default="", repr=False)
 
     @property
@@ -39,6 +54,11 @@ class Patch:
         """What is known about the edit, in one sentence."""
         number = f"{self.cases} case{'' if self.cases == 1 else 's'}"
         place = f"{Path(self.file).name}, line {self.line}"
+        if self.narrow:
+            return (
+                f"this edit makes the kernel pass at the declared sizes ({self.sizes}): {number}, all probes ({place}: "
+                f"{self.kind}); at smaller sizes it is wrong, so that it may stand for another one"
+            )
         if not self.remaining:
             return f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind})"
         return (
@@ -57,7 +77,17 @@ class Patch:
     def to_json(self) -> dict[str, object]:
         data = asdict(self)
         del data["text"]
-        return {**data, "remaining": list(self.remaining)}
+        return {**data, "remaining": list(self.remaining), "equals": list(data["equals"])}
+
+    @property
+    def equals_sentence(self) -> str:
+        """What is known about other edits that pass, or ""."""
+        if not self.equals:
+            return ""
+        count = len(self.equals)
+        others = f"{count} other edit{'' if count == 1 else 's'} pass{'es' if count == 1 else ''} as well"
+        at = f" at the sizes {self.sizes}" if self.sizes else ""
+        return f"{others}; no input{at} was found on which they differ, and this is the smallest one"
 
 
 def unified_diff(path: str, before: str, after: str) -> str:

@@ -1,14 +1,47 @@
-"""Problems: a failing case as the child processes get it, arguments with the golden's values and bounds."""
+"""Problems: cases as the child processes get them, arguments with the golden's values and bounds."""
 
 from __future__ import annotations
 
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ....core.tracing import TargetError
+from ...declare.case import Case
+from ...execute.memory import LAYOUTS
 from ...execute.records import CandidateRun, Material, RunSettings
 from ...gate.isolation.wire import request_of
+from ...golden.golden_error import GoldenError
 from ...golden.golden_results import GoldenResults
+from ...judge.examination import Examination
+from .children.comparison import wrong_share
+
+_SCALES = (8.0, 1 / 8, -1.0)  # of all real inputs
+_SALT = 77_001  # of draws that neither the search nor the check makes
+_MOST_ELEMENTS = 1 << 16
+Problem = dict[str, object]
 
 
-def problem(material: Material, run: CandidateRun, golden: GoldenResults) -> dict[str, object] | None:
-    """One case as a mutant gets it: arguments, and the golden's values with their bounds; None without any."""
+@dataclass(frozen=True)
+class Further:
+    """A problem beyond the failing case. declared: its sizes lie between declared ones; what: in a few words."""
+
+    problem: Problem
+    what: str
+    sizes: Mapping[str, object]
+    declared: bool = True
+
+
+def problem(
+    material: Material, run: CandidateRun, golden: GoldenResults, layouts: Mapping[str, str] | None = None
+) -> Problem | None:
+    """One case as a mutant gets it: arguments, and the golden's values with their bounds; None without any.
+
+    Stages that are right in this run must stay right.
+    """
     values = {}
     for name, kind, _ in run.results():
         if name.removeprefix("saved.") in material.target.decisions:
@@ -16,8 +49,48 @@ def problem(material: Material, run: CandidateRun, golden: GoldenResults) -> dic
         against = golden.reference(name, kind, noise=False)
         if against is not None:
             values[name] = (against.bounded.value.cpu(), against.bounded.bound.cpu())
-    settings = RunSettings(cotangents=dict(run.cotangents))
-    return {"run": request_of(material, settings), "golden": values} if values else None
+    settings = RunSettings(cotangents=dict(run.cotangents), layouts=dict(layouts or {}))
+    stages = _right_stages(run, golden)
+    return {"run": request_of(material, settings), "golden": values, "stages": stages} if values else None
+
+
+def _right_stages(run: CandidateRun, golden: GoldenResults) -> dict[str, tuple[Tensor, Tensor]]:
+    stages = {}
+    for name, tensor in run.stages.items():
+        against = golden.reference(name, "stage", noise=False)
+        if against is not None and name not in golden.material.target.decisions:
+            value, bound = against.bounded.value.cpu(), against.bounded.bound.cpu()
+            if tensor is not None and not wrong_share(tensor, value, bound):
+                stages[name] = value, bound
+    return stages
+
+
+def of_examination(examination: Examination) -> Problem | None:
+    """The failing case of an examination; None if nothing can be compared."""
+    first, ref, material = examination._first, examination._ref, examination.material
+    try:
+        if first is None or ref is None or first.error is not None:
+            return of_material(material)
+        return problem(material, first, ref)
+    except GoldenError:
+        return None
+
+
+def of_material(material: Material) -> Problem | None:
+    """The golden's values for arguments that no candidate has run on."""
+    run = stand_in_run(material)
+    return problem(material, run, GoldenResults(material, run))
+
+
+def with_layouts(examination: Examination) -> Iterator[Problem]:
+    """The failing case with all inputs in each other layout."""
+    material = examination.material
+    run = stand_in_run(material)
+    golden = GoldenResults(material, run)
+    for layout in LAYOUTS:
+        found = problem(material, run, golden, dict.fromkeys(material.inputs, layout))
+        if found is not None:
+            yield found
 
 
 def stand_in_run(material: Material) -> CandidateRun:
@@ -34,3 +107,64 @@ def stand_in_run(material: Material) -> CandidateRun:
         run.cotangents = {n: material.cotangent(n, t) for n, t in sent.items() if t.is_floating_point()}
         run.grads = {f"{n}.grad": material.inputs[n].detach() for n in wanted}
     return run
+
+
+def further_problems(examination: Examination) -> Iterator[Further]:
+    """The case with inputs of other magnitudes and signs, sizes between declared ones, and then smaller ones.
+
+    Nothing for a target with decisions: which of them are legal depends on the candidate.
+    """
+    target = examination.target
+    if target.decisions:
+        return
+    materials: list[tuple[Material, str, bool]] = []
+    for factor in _SCALES:
+        scaled = {n: _scaled(t, factor) for n, t in examination.material.inputs.items()}
+        materials.append((replace(examination.material, inputs=scaled), f"inputs times {factor:g}", True))
+    for case, declared in _other_sizes(target.cases, examination.case):
+        try:
+            drawn = Examination(
+                target, case, examination.dtype, examination.device, examination.seed, frozenset(("values",)), case.name
+            ).material
+        except Exception:  # noqa: BLE001 - a size that the case's function does not take
+            continue
+        if sum(t.numel() for t in drawn.inputs.values()) <= _MOST_ELEMENTS:
+            materials.append((drawn, "other sizes", declared))
+    for material, what, declared in materials:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = of_material(material)
+        except (GoldenError, TargetError, ValueError, RuntimeError):
+            continue
+        if found is not None:
+            yield Further(found, what, material.sizes, declared)
+
+
+def _scaled(tensor: Tensor, factor: float) -> Tensor:
+    return tensor * factor if tensor.is_floating_point() else tensor
+
+
+def _other_sizes(cases: tuple[Case, ...], failing: Case) -> Iterator[tuple[Case, bool]]:
+    """Cases whose sizes lie between declared ones (True), and with a size below them (False)."""
+    chosen = random.Random(_SALT)
+    kin = [c for c in cases if c.draw is failing.draw and c.sizes] or [c for c in cases if c.sizes]
+    if not kin:
+        return
+    first = kin[0]
+    ranges = {
+        name: (min(values), max(values))
+        for name in first.sizes
+        if (values := [v for c in kin if isinstance(v := c.sizes.get(name), int) and not isinstance(v, bool)])
+    }
+    known = [dict(c.sizes) for c in kin]
+    for number in range(4):
+        sizes = {**first.sizes, **{n: chosen.randint(low, high) for n, (low, high) in ranges.items()}}
+        if sizes not in known:
+            known.append(sizes)
+            yield replace(first, sizes=sizes, name=f"{first.draw.__name__}{number}", salt=_SALT + number), True
+    for number, (name, (low, _)) in enumerate(ranges.items()):
+        base = dict(kin[-1].sizes)
+        for smaller in dict.fromkeys((low - 1, (low + 1) // 2)):
+            if smaller >= 1 and number < 4:
+                yield replace(first, sizes={**base, name: smaller}, name=f"smaller{name}{smaller}", salt=_SALT), False

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from ...declare.target import Target
 from ...golden.golden_error import GoldenError
-from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from .acceptance import Acceptance
-from .candidate_source import BACKWARD, FORWARD, CandidateSource, NoSource, Part, candidate_source
-from .edit_queue import EditQueue
-from .edits import Edit, Function, cheapest_first
-from .mutants import EditOutcome, Mutants
-from .patch import Patch, changed_line, edited_file, unified_diff
-from .problems import problem, stand_in_run
-from .scope_edits import scope_edits
-from .small_edits import small_edits
-from .source_file import first_line
-from .value_kinds import kinds_of
+from .children.mutants import EditOutcome, Mutants
+from .edits.edit_queue import EditQueue, Line
+from .edits.edits import Edit
+from .edits.every_edit import all_edits
+from .edits.inverse_edits import inverse_kinds
+from .patch import Patch
+from .problems import Problem, of_examination, with_layouts
+from .reading.candidate_source import CandidateSource, NoSource, candidate_source
+from .survivors import Survivors
 
 _SHARE, _UNBOUNDED = 0.4, 60.0  # of the budget of a diagnosis; seconds if there is none
-_OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it
 _BATCH = 40
 _PAIRING = 0.25  # share of the time for pairs of edits, if single ones mend a part
 _PAIRS, _BEAM = 150, 12
+_EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
+_LAYOUTS = 0.3  # share of the time for a second edit, if the first leaves other layouts wrong
 Progress = Callable[[str], None]
 
 
@@ -41,6 +39,24 @@ class PatchSearch:
     rejected: list[Edit] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Hints:
+    """Where to begin. lines: that a trace names, before all; causes: of the golden-side edits that fit."""
+
+    lines: Collection[Line] = ()
+    causes: Collection[str] = ()
+
+
+@dataclass
+class _Deadline:
+    until: float
+    seconds: float
+
+    @property
+    def left(self) -> float:
+        return self.until - time.monotonic()
+
+
 def patch_seconds(budget: float | None, spent: float) -> float:
     """Seconds for a search: a share of the budget, and no more than is left of it."""
     return _UNBOUNDED if budget is None else min(_SHARE * budget, budget - spent)
@@ -51,111 +67,107 @@ def find_patch(
     examinations: Sequence[Examination],
     seconds: float,
     *,
+    first_lines: Sequence[object] = (),
+    causes: Sequence[str] = (),
     progress: Progress = lambda text: None,
 ) -> PatchSearch:
-    """The cheapest edit of the candidate's source that passes everything.
+    """The smallest edit of the candidate's source that passes everything.
 
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
+    first_lines: lines to try before all others, each with `file`, `line` and `function`
+    causes: ids of causes, whose inverse edits are tried earlier
     """
-    until = time.monotonic() + seconds
+    clock = _Deadline(time.monotonic() + seconds, seconds)
     search = PatchSearch()
+    lines = [(str(n.file), int(n.line), str(n.function)) for n in first_lines]  # type: ignore[attr-defined]
     try:
         source = candidate_source(target)
-        problems = [p for e in dict.fromkeys(examinations) for p in [_problem(e)] if p is not None]
+        problems = [p for e in dict.fromkeys(examinations) for p in [of_examination(e)] if p is not None]
         if not problems:
             raise NoSource("the failing run has no numbers that an edited copy could be compared with")
-        with Mutants(source, problems, on_cuda=examinations[0].material.candidate_device.type == "cuda") as mutants:
+        on_cuda = examinations[0].material.candidate_device.type == "cuda"
+        with Mutants(source, problems, on_cuda=on_cuda) as mutants:
             if mutants.original.state == "right":
                 raise NoSource("the failing case is right in a plain run, so that it cannot tell edits apart")
-            edits = all_edits(source, mutants.original, mutants.kinds)
             acceptance = Acceptance(target, source, examinations[0], mutants.original.wrong)
-            _search(search, _Trial(acceptance, source, mutants, until, seconds, progress), edits)
+            survivors = Survivors(acceptance, source, mutants, examinations[0], progress)
+            hunt = _Hunt(search, mutants, survivors, clock, Hints(lines, inverse_kinds(causes)), progress)
+            hunt.run(all_edits(source.parts, mutants.original.wrong, mutants.kinds))
+            if survivors.best is None and survivors.with_layouts:
+                _mend_layouts(hunt, source, problems, on_cuda)
+            if survivors.best is None:
+                survivors.take_what_remains()
+            search.patch, search.rejected = survivors.patch(search.tried), survivors.rejected
+            if search.patch is None:
+                count = search.tried
+                search.reason = (
+                    f"No patch: {count} edits of the candidate's source were tried, and none of them passes."
+                )
     except NoSource as error:
         search.reason = f"No patch was looked for: {error}."
     return search
 
 
-def _problem(examination: Examination) -> dict[str, object] | None:
-    first, ref, material = examination._first, examination._ref, examination.material
-    if first is None:
-        return None
-    try:
-        if ref is None or first.error is not None:
-            first = stand_in_run(material)
-            ref = GoldenResults(material, first)
-        return problem(material, first, ref)
-    except GoldenError:
-        return None
-
-
-def all_edits(
-    source: CandidateSource, original: EditOutcome, kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-) -> list[Edit]:
-    """Every single edit, the cheapest first; those in the phase that computes right results cost more."""
-    gradients = bool(original.wrong) and all(n.endswith(".grad") for n in original.wrong)
-    wrong = BACKWARD if gradients and any(p.phases == {BACKWARD} for p in source.parts) else FORWARD
-    functions = [_function(p, 0.0 if wrong in p.phases else _OTHER_PHASE, kinds) for p in source.parts]
-    edits: list[Edit] = []
-    for function in functions:
-        beside = [f for f in functions if f is not function]
-        edits += small_edits(function)
-        edits += scope_edits(function, beside)
-    return cheapest_first(edits)
-
-
-def _function(part: Part, penalty: float, kinds: Mapping[str, Mapping[str, str]]) -> Function:
-    name = getattr(part.node, "name", "<lambda>")
-    lines = range(first_line(part.node), part.node.lineno + 1)  # type: ignore[attr-defined]
-    return Function(part.file, part.node, penalty, kinds_of(kinds, part.file.path, name, lines))
-
-
 @dataclass
-class _Trial:
-    acceptance: Acceptance
-    source: CandidateSource
+class _Hunt:
+    """One run through the edits of a source."""
+
+    search: PatchSearch
     mutants: Mutants
-    until: float
-    seconds: float
+    survivors: Survivors
+    clock: _Deadline
+    hints: Hints
     progress: Progress
 
+    def run(self, edits: Sequence[Edit]) -> None:
+        original = self.mutants.original
+        better: list[tuple[float, Edit]] = []
+        queue = EditQueue(edits, original.wrong, self.hints.lines, self.hints.causes)
+        for batch in queue.batches(_BATCH):
+            right: list[Edit] = []
+            for edit, outcome in self._tried(batch, len(edits)):
+                mends = outcome.state == "wrong" and _is_better(outcome, original)
+                queue.learn(edit, outcome, mends)
+                better += [(outcome.share, edit)] if mends else []
+                right += [edit] if outcome.state == "right" else []
+            self._judge(right)
+            if better and self.clock.left <= self.clock.seconds * _PAIRING or self._over:
+                break
+        if self.survivors.best is None and self.clock.left > 0:
+            pairs = _pairs(sorted(better, key=lambda b: b[0]), edits)
+            for start in range(0, len(pairs), _BATCH):
+                tried = self._tried(pairs[start : start + _BATCH], len(pairs))
+                self._judge([edit for edit, outcome in tried if outcome.state == "right"])
+                if self._over:
+                    return
+
     @property
-    def left(self) -> float:
-        return self.until - time.monotonic()
+    def _over(self) -> bool:
+        """The time is up, or a patch is there and the time for its equals is up."""
+        found = self.survivors.found_at
+        equals = found is not None and time.monotonic() - found > _EQUALS * self.clock.seconds
+        return self.clock.left <= 0 or equals or self.survivors.full
 
-
-def _search(search: PatchSearch, trial: _Trial, edits: Sequence[Edit]) -> None:
-    original = trial.mutants.original
-    better: list[tuple[float, Edit]] = []
-    queue = EditQueue(edits)
-    for batch in queue.batches(_BATCH):
-        for edit, outcome in _run(search, trial, batch, len(edits)):
-            mends = outcome.state == "wrong" and _is_better(outcome, original)
-            queue.learn(edit, outcome, mends)
-            if mends:
-                better.append((outcome.share, edit))
-            if outcome.state == "right" and _accepted(search, trial, edit):
+    def _judge(self, right: Sequence[Edit]) -> None:
+        for edit in sorted(right, key=lambda e: (e.cost, e.size)):
+            if self.survivors.full or self.survivors.best is not None and self.clock.left <= 0:
                 return
-        if better and trial.left <= trial.seconds * _PAIRING or trial.left <= 0:
-            break
-    pairs = _pairs(sorted(better, key=lambda b: b[0]), edits)
-    for edit, outcome in _run(search, trial, pairs, len(pairs)) if trial.left > 0 else ():
-        if outcome.state == "right" and _accepted(search, trial, edit):
-            return
-    search.reason = f"No patch: {search.tried} edits of the candidate's source were tried, and none of them passes."
+            self.survivors.judge(edit, self.clock.left)
 
-
-def _run(search: PatchSearch, trial: _Trial, edits: Sequence[Edit], count: int) -> Iterator[tuple[Edit, EditOutcome]]:
-    for edit, outcome in trial.mutants.tried(edits):
-        search.tried += 1
-        if search.tried % 20 == 0:
-            trial.progress(f"patch: {search.tried} of {count} edits")
-        yield edit, outcome
-        if trial.left <= 0:
-            return
+    def _tried(self, edits: Sequence[Edit], count: int) -> Iterator[tuple[Edit, EditOutcome]]:
+        for edit, outcome in self.mutants.tried(edits):
+            self.search.tried += 1
+            if self.search.tried % 20 == 0:
+                self.progress(f"patch: {self.search.tried} of {count} edits")
+            yield edit, outcome
+            if self._over:
+                return
 
 
 def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
-    return outcome.problem > original.problem or set(outcome.wrong) < set(original.wrong)
+    if outcome.problem != original.problem:
+        return outcome.problem > original.problem
+    return set(outcome.wrong) < set(original.wrong)
 
 
 def _pairs(better: Sequence[tuple[float, Edit]], edits: Sequence[Edit]) -> list[Edit]:
@@ -168,17 +180,23 @@ def _pairs(better: Sequence[tuple[float, Edit]], edits: Sequence[Edit]) -> list[
     ]
 
 
-def _accepted(search: PatchSearch, trial: _Trial, edit: Edit) -> bool:
-    """Whether the edited candidate passes every case; then it becomes the patch."""
-    path, text = edited_file(trial.mutants.texts(edit))
-    before = trial.source.files[path].data.decode(errors="replace")
-    trial.progress("patch: all cases with an edit that mends this one")
-    accepted = trial.acceptance.of({path: text}, max(2.0, trial.left))
-    if accepted is None:
-        search.rejected.append(edit)
-        return False
-    search.patch = Patch(
-        path, changed_line(before, text), edit.kind, unified_diff(path, before, text), accepted.cases,
-        accepted.remaining, search.tried, text,
-    )  # fmt: skip
-    return True
+def _mend_layouts(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
+    """A second edit for the smallest survivor that is right on every case, but not with other layouts of the inputs."""
+    survivors = hunt.survivors
+    edit = survivors.with_layouts[0].edit
+    try:
+        more = list(with_layouts(survivors.examination))
+        ((path, text),) = hunt.mutants.texts(edit).items()
+        edited = source.with_text(path, text)
+        with Mutants(edited, [*problems, *more], on_cuda=on_cuda) as mutants:
+            if mutants.original.state != "wrong" or mutants.original.problem < len(problems):
+                return
+            seconds = max(4.0, _LAYOUTS * hunt.clock.seconds, hunt.clock.left)
+            clock = _Deadline(time.monotonic() + seconds, seconds)
+            inner = Survivors(survivors.acceptance, source, mutants, survivors.examination, hunt.progress, before=edit)
+            hints = Hints((), inverse_kinds(("layout_assumption",)))
+            second = _Hunt(hunt.search, mutants, inner, clock, hints, hunt.progress)
+            second.run(all_edits(edited.parts, mutants.original.wrong, mutants.kinds))
+            survivors.adopt(inner)
+    except (NoSource, GoldenError):
+        return

@@ -20,7 +20,7 @@ from ...declare.decisions import TopK
 from ...execute.records import CandidateRun, Material
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination, decided
-from ..evidence import WhatIf
+from ..facts.evidence import WhatIf
 from ..graph.golden import Golden
 from . import offers
 from .change import Change

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun
 from ...judge.examination import Examination
-from ..evidence import WhatIf
+from ..experiments.isolate import named
+from ..facts.evidence import WhatIf
+from ..facts.numbers import known
 from ..graph.golden import Golden
 from ..graph.node import Changed, Instead, Node, behind, compared
 from ..graph.recording import Listening
 from ..graph.replay import Replay, Unknown, taped
-from ..isolate import named
-from ..numbers import known
 from . import offers
 from .backward import addend_factors
 from .change import Change

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..evidence import WhatIf
-from ..numbers import name
+from ..facts.evidence import WhatIf
+from ..facts.numbers import name
 from .change import Change
 from .gauss_newton import fitting
 from .search_context import SearchContext

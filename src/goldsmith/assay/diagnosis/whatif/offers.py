@@ -15,9 +15,9 @@ from ..edits import indices, integers, masks, readers, saved, scans, softmax
 from ..edits import inputs as input_edits
 from ..edits import reductions as reduction_edits
 from ..edits.golden_edit import NamedEdit
+from ..experiments.isolate import named
 from ..graph.graph import Graph
 from ..graph.node import Node
-from ..isolate import named
 from . import call_groups, edited
 from .backward import (
     addend_factors,

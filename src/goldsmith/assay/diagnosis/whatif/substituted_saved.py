@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..evidence import WhatIf
+from ..facts.evidence import WhatIf
 from ..graph.tensors import floating
 
 _NEAR = 1e-9  # relative to the size: both are float64

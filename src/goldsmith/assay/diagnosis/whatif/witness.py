@@ -18,10 +18,10 @@ from ...execute.records import CandidateRun, Material, RunSettings
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
+from ..experiments.isolate import named
 from ..graph.golden import Golden
 from ..graph.node import Node
 from ..graph.recording import Listening
-from ..isolate import named
 from .change import Change
 from .judge import Judge
 

@@ -104,7 +104,7 @@ class EventLog:
         full = os.path.abspath(path)
         if full.startswith((*self.places, *_SYSTEM)) or any(part in full for part in _LIBRARIES):
             return
-        if full.startswith(self.own) and (self.importing or self._called_by_compiler()):
+        if (full + os.sep).startswith(self.own) and (self.importing or self._called_by_compiler()):
             return
         if not full.endswith((".py", ".pyc", ".so")) and "__pycache__" not in full:
             self._note("file", full, mode)

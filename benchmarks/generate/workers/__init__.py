@@ -1,0 +1,1 @@
+"""The engines in Python, each in a process of its own: `python -m benchmarks.generate.workers.worker`."""

@@ -1,0 +1,1 @@
+"""Causes: rules over facts, the learned probability of each cause, and their ranking."""

@@ -1,0 +1,335 @@
+"""Rules about sums that leave something out, or keep too little precision."""
+
+from __future__ import annotations
+
+import torch
+
+from ...facts.evidence import Influence
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, half_open, label, plain, say
+
+_HALF, _MOST = 0.5, 0.9  # of the wrong elements
+_FEW = 5
+_ADDING = frozenset(
+    "sum index_add index_add_ index_put index_put_ scatter_add scatter_add_ embedding_dense_backward".split()
+)
+_NORMALISED = frozenset(("_softmax", "_log_softmax", "logsumexp"))
+_RUNNING = frozenset(("exp", "amax"))
+_MAXIMA = _NORMALISED | frozenset("amax max aminmax argmax topk sort cummax max_pool2d_with_indices".split())
+
+
+def _missing(r: Reading) -> list[Influence]:
+    """Influences that miss something, the largest missing range first; empty if NaN and Inf hide what moves."""
+    hidden = r.y is not None and r.g is not None and bool((~torch.isfinite(r.y) & torch.isfinite(r.g)).any())
+    influences = [i for i in r.influences if i.missing and not hidden]
+    return sorted(influences, key=lambda i: -sum(hi - lo + 1 for lo, hi in i.missing))
+
+
+def truncated_reduction(r: Reading) -> Match | None:
+    """A contiguous part of an input has no influence, although it has some in the golden."""
+    for i in _missing(r):
+        lo, hi = i.missing[0]
+        text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, but has some in the golden"
+        params = {"input": i.input, "axis": i.axis, "missing": [lo, hi + 1]}
+        if len(i.missing) > 1 or r.zeros > 0 and r.reached_by(i):
+            return Match(HINT, (text,), {**params, "missing": half_open(i.missing)})
+        if i.summed is False:
+            return Match(WEAK, (text, "but nothing is summed along that axis"), params)
+        if i.beside and i.absent is False:
+            return Match(WEAK, (text, f"but {' and '.join(i.beside[:2])}, summed alike, is read throughout"), params)
+        # another place is read, or this is one mistake of several
+        if i.extra or i.reached < _HALF and not r.reached_by(i):
+            return Match(WEAK, (text,), params)
+        if lo == 0:
+            return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
+        return Match(SEEN + 0.02 if hi > lo else LIKELY + 0.07, (text,), params)
+    finding = r.finding("no_influence")
+    return Match(LIKELY, (finding.text,), {}) if finding is not None else None
+
+
+def overwritten_accumulator(r: Reading) -> Match | None:
+    """Only the last part of a reduction has influence: every block replaces the previous one."""
+    for i in _missing(r):
+        lo, hi = i.missing[0]
+        of_two = hi == 0 and i.length == 2  # a loop of two iterations that starts late is rare
+        if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two):
+            text = f"of {i.input} on axis {i.axis} only the part after {hi} has influence"
+            sentences = (text, "the last block replaces the sum")
+            elsewhere = i.extra or i.summed is False or i.beside and i.absent is False
+            return Match(
+                WEAK if elsewhere else SEEN + 0.01 * of_two,
+                sentences,
+                {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]},
+            )
+    return None
+
+
+def off_by_one(r: Reading) -> Match | None:
+    """One index at an end is missing, is read beyond, or is the only wrong one."""
+    for i in r.influences:
+        for kind, at in (("missing", i.missing), ("extra", i.extra)):
+            if len(at) == 1 and at[0][0] == at[0][1]:
+                text = f"{i.input}[axis {i.axis} = {at[0][0]}], one index, has influence {kind}"
+                score = HINT if kind == "extra" and r.explained else SEEN
+                score = score if i.reached > _MOST else WEAK  # that index does not explain the other wrong elements
+                return Match(score, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
+    beyond = _next_row(r)
+    if beyond is not None:
+        return beyond
+    if r.e.error and r.raised.one_beyond:
+        return Match(SEEN, (r.e.error or "", "it is the place after the last one"), {})
+    if r.e.error and r.raised.one_apart:
+        return Match(HINT + 0.1, (r.e.error or "",), {})
+    fact = r.memory("overrun")
+    if fact is not None and fact.values.get("side") == "past" and fact.values["bytes"] in (2, 4, 8):
+        return Match(LIKELY, (fact.text, "one element past the end"), {"tensor": fact.tensor})
+    for axis, spans in r.spans.items():
+        n = r.length(axis)
+        if len(r.spans) == 1 and len(spans) == 1 and n > 2 and spans[0] in ((0, 0), (n - 1, n - 1)) and r.block:
+            which = "first" if spans[0][0] == 0 else "last"
+            score = HINT if n > _FEW else WEAK  # of a few indices, the wrong one is at an end by chance
+            text = f"only the {which} index of axis {axis} is wrong"
+            return Match(score, (text,), {"axis": axis, "index": spans[0][0]})
+    return None
+
+
+def _next_row(r: Reading) -> Match | None:
+    """Values in a row reach the first element of the next row and no other: a store one past the row's end."""
+    for f in r.findings("taint"):
+        at = list(f.location.axes.values()) if f.location is not None else []
+        row = f.values.get("index") if f.kind == "leak" else None
+        if row is None or len(at) < 2 or any(len(spans) != 1 or spans[0][0] != spans[0][1] for spans in at):
+            continue
+        if at[-1][0][0] == 0 and at[-2][0][0] == row + 1:
+            return Match(SEEN - 0.05, (f.text, "that is the place after the end of the row"), {"tensor": f.tensor})
+    return None
+
+
+def wrong_mask(r: Reading) -> Match | None:
+    """Only a tail is wrong, or masked elements take part in a reduction."""
+    for axis, spans in r.spans.items():
+        n, (lo, hi) = r.length(axis), spans[0]
+        if len(r.spans) == 1 and len(spans) == 1 and hi == n - 1 and 1 <= n - lo <= n / 2 and n > 2 and r.block:
+            text = f"only the tail of axis {axis} is wrong: {lo}..{hi} of {n}"
+            power = max(p for p in (1, 2, 4, 8, 16, 32, 64, 128, 256) if lo % p == 0)
+            whole = power >= 8 and n % power != 0
+            score = (LIKELY + 0.1 if whole else HINT + 0.1) - 0.15 * (lo == hi)
+            sentences = (text, f"{lo} is a multiple of {power}, and {n} is not: a partial block") if whole else (text,)
+            return Match(score, sentences, {"axis": axis, "range": [lo, hi + 1]})
+    if r.pair is not None and r.wrong is not None and r.g is not None and r.y is not None and r.wrong_count > 0:
+        got, wanted = r.y[r.wrong], r.g[r.wrong]
+        every = bool((r.y[r.g < 0] == 0).all())
+        if r.zeros > 0 and every and bool((got == 0).all()) and bool((wanted < 0).all()) and bool((r.g > 0).any()):
+            return Match(SEEN, ("zero wherever the golden is negative: masked elements enter a maximum as 0",), {})
+        right = r.g[~r.wrong] != 0
+        finite = bool(torch.isfinite(got).all())
+        if r.wrong_count > 2 and finite and not bool(wanted.any()) and int(right.sum()) > 2:
+            text = f"only places where the golden is 0 are wrong, {r.wrong_count} of them; all others are right"
+            return Match(SEEN, (text,), {})
+    for i in sorted((i for i in r.influences if i.extra), key=lambda i: bool(i.elsewhere)):
+        there = ", but has none in the golden" if i.elsewhere or i.throughout else ", but has some in the golden"
+        text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence{there}"
+        score = FAINT if i.elsewhere else WEAK if i.throughout or i.reached < _HALF else LIKELY
+        return Match(score, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
+    raised = r.e.runs.get("offset")
+    offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
+    operators = r.e.operators or r.e.made_of
+    offset = [f for f in offset if not f.tensor.endswith(".grad") and (not operators or operators & _MAXIMA)]
+    zeros = next((f for f in offset if f.values.get("zeros") and f.values["golden"] < 0), None)
+    if not r.plain_wrong and zeros is not None:
+        text = "right with the inputs as they are, zeros with all of them lowered: a padded 0 enters a maximum"
+        return Match(LIKELY, (text, zeros.text), {})
+    nan = next((f for f in offset if f.kind == "nan"), None)
+    if not r.plain_wrong and nan is not None and raised is not None and raised.right:
+        text = "right with raised inputs, NaN with lowered ones: something larger, such as a padded 0, enters a maximum"
+        return Match(LIKELY, (text, nan.text), {})
+    finding = r.finding("leak")
+    return Match(HINT if r.plain_wrong else FAINT, (finding.text,), {}) if finding is not None else None
+
+
+def wrong_axis(r: Reading) -> Match | None:
+    """Reduced or normalised over another axis."""
+    for i in r.influences:
+        for j in r.influences:
+            if i.input == j.input and i.axis != j.axis and i.missing and j.extra and not (i.extra or j.missing):
+                text = f"{i.input}: influence is missing along axis {i.axis} and too large along axis {j.axis}"
+                return Match(SEEN, (text,), {"input": i.input, "axis": j.axis, "golden_axis": i.axis})
+    readings = {f.reading for f in r.e.fits if f.r2 > 0.99}
+    for i in r.influences:
+        whole = len(i.extra) == 1 and i.extra[0][0] == 0 and i.extra[0][1] and i.extra[0][1] + 1 in r.e.sizes.values()
+        if whole and {"missing", "added"} <= readings:
+            text = (
+                f"a term is missing, another is in its place, and all of {i.input}[axis {i.axis}] has influence that "
+            )
+            sentence = text + "the golden does not have: the term is reduced along that axis"
+            return Match(EXACT + 0.01, (sentence,), {"input": i.input, "axis": i.axis})
+    for i in r.influences:
+        if i.throughout and not i.elsewhere and not i.missing and not i.foreign:
+            text = f"every index of {i.input}[axis {i.axis}] has influence that it does not have in the golden"
+            along = (text, "the reduction also runs along that axis")
+            return Match(HINT - 0.05, along, {"input": i.input, "axis": i.axis})
+    form = r.finding("shape")
+    if form is not None:
+        return Match(HINT, (form.text,), {})
+    axes = _separable(r)
+    if axes is not None:
+        text = f"y / g is a number per index of axis {axes[0]} times a number per index of axis {axes[1]}"
+        return Match(LIKELY + 0.1, (text, "a sum was taken along one instead of the other"), {"axes": list(axes)})
+    return None
+
+
+def _separable(r: Reading) -> tuple[int, int] | None:
+    """log |y / g| = a_i + b_j over the last two axes, with both parts present: another normalisation."""
+    if r.pair is None or r.pair[0].dim() < 2:
+        return None
+    y, g = (t.reshape(-1, *t.shape[-2:]) for t in r.pair)
+    if min(y.shape[-2:]) < 3 or bool((y == 0).any()) or bool((g == 0).any()):
+        return None
+    log = (y / g).abs().log()
+    row, column = log.mean(-1, keepdim=True), log.mean(-2, keepdim=True)
+    rest = log - row - column + log.mean((-2, -1), keepdim=True)
+    spread = float(rest.abs().max())
+    both = min(float(row.std(-2).max()), float(column.std(-1).max()))
+    dims = r.pair[0].dim()
+    return (dims - 2, dims - 1) if both > 1e-2 and spread < 1e-2 * both else None
+
+
+def uninitialised_accumulator(r: Reading) -> Match | None:
+    """Poison shows in the result, and zeroed memory removes it: the sum started from old memory."""
+    nonfinite_origin = r.e.nonfinite_origin
+    if nonfinite_origin is not None and nonfinite_origin.cause == "uninitialised_accumulator":
+        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
+    fact, finding = r.memory("never_written"), r.finding("never_written")
+    if fact is None and finding is None:
+        zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next
+        if left:
+            return Match(LIKELY, (left, "a sum starts from the value that the previous row left"), {})
+        if zeroed is None or not zeroed.right:
+            return None
+        text = f"{r.e.tensor} holds NaN where uninitialised memory does"
+        return Match(EXACT, (text, "on zeroed memory it is right: it is added to the old content"), {})
+    text = fact.text if fact is not None else finding.text if finding is not None else ""
+    where = fact.location if fact is not None else finding.location if finding is not None else None
+    if any(x.right and not x.same for x in r.runs("repeat")):
+        return Match(FAINT, (text, "repeats are right"), {})
+    if r.right("zeroed memory"):
+        if r.nothing_there:
+            return Match(LIKELY, (text, "the golden is 0 there: it may be added to the old content, or left out"), {})
+        return Match(EXACT, (text, "on zeroed memory the result is right: it is added to the old content"), {})
+    if r.fails("zeroed memory"):
+        return None  # a sum that only starts from old memory is right on zeroed memory
+    whole = where is None or where.fraction >= 1
+    return Match(LIKELY + 0.02 if whole else HINT, (text, "every element is affected" if whole else "in part"), {})
+
+
+def lost_update(r: Reading) -> Match | None:
+    """Of several updates of one place, only some take effect."""
+    if "lost_update" in r.ruled_out:
+        return None
+    for i in _missing(r):
+        if len(i.missing) > 2:
+            text = f"{i.input}: {len(i.missing)} separate ranges of axis {i.axis} have no influence ({say(i.missing)})"
+            return Match(LIKELY, (text, "several updates go to one place, and some are lost"), {"input": i.input})
+        if len(i.missing) == 2 and i.missing[0][0] == 0:
+            left = f"{i.missing[0][1] + 1}..{i.missing[1][0] - 1}"
+            text = f"of {i.input} on axis {i.axis} only {left} has influence, neither its beginning nor its end"
+            return Match(LIKELY + 0.1, (text, "of several additions one is left"), {"input": i.input, "axis": i.axis})
+    if r.pair is None or r.wrong is None or r.share > 0.95 or not r.wrong_count:
+        return None
+    y, g = r.pair
+    got, wanted = y[r.wrong], g[r.wrong]
+    counts = bool((g == g.round()).all()) and bool((y == y.round()).all())
+    if counts and bool((got.abs() < wanted.abs()).all()) and bool((got.sign() * wanted.sign() >= 0).all()):
+        lost = float((wanted - got).abs().sum())
+        return Match(
+            SEEN, (f"counts are too small at {r.wrong_count} places: {lost:g} updates are lost",), {"lost": lost}
+        )
+    if not r.block and r.wrong_count > 2 and float(got.norm()) < 0.9 * float(wanted.norm()):
+        text = f"scattered places are wrong ({r.wrong_count}) and too small; the others are right"
+        return Match(HINT if not r.e.operators or r.e.operators & _ADDING else FAINT, (text,), {})
+    return None
+
+
+# errors before and after a small change of the inputs correlate at least this much if they are not rounding
+_FORMULA = 0.7
+
+
+def low_precision_accumulation(r: Reading) -> Match | None:
+    """Errors that look like rounding but are larger, and that no place, slope or term explains."""
+    ratio = r.ratio()
+    rounded = next((f for f in r.e.report.findings if f.values.get("rounds")), None)
+    if rounded is not None and rounded.tensor == r.e.tensor:
+        text = f"it exceeds its bound, and is right for {rounded.values['rounds']}"
+        return Match(LIKELY - 0.05, (text,), {})
+    if r.pair is None or ratio is not None and ratio.scope != "row" or any(f.r2 > 0.98 for f in r.e.fits):
+        return None
+    y, g = r.pair
+    narrow = narrower(r)
+    if not 0 < r.relative < 0.1:
+        return None
+    # sums with a single addend are exact in the narrow dtype; the others may be one block
+    if narrow is None and (r.zeros > 0 or r.spans and r.block):
+        return None
+    if narrow is not None:
+        worst = float(((y - g).abs() / g.abs().clamp(min=1e-300)).median())
+        text = f"every element is a {narrow} number, although {r.e.dtype} is stored; half are off by over {worst:.1g}"
+        several = float((_away_from(y, narrow, g) > 1.0).double().mean()) > _OFTEN
+        return Match(SEEN + 0.02 if several else SEEN - 0.05, (text,), {"dtype": narrow})
+    slope = abs(float((y * g).sum() / g.square().sum()) - 1)
+    if slope > 0.9 * r.relative or r.relative < 4 * r.unit or r.relative > 0.02:
+        return None
+    error = (y - g).abs()
+    if float(error.max()) > 16 * float(error.square().mean().sqrt()):
+        return None
+    nudged = next(r.runs("nudged"), None)
+    alike = 0.0 if nudged is None else nudged.alike.get(r.e.tensor, 0.0)
+    if alike > 0.7:  # slightly changed inputs leave the error as it is, so a formula is wrong and not its rounding
+        return None
+    nudged = next(r.runs("nudged"), None)
+    if nudged is not None and nudged.alike.get(r.e.tensor, 0.0) > _FORMULA:
+        return None
+    bits = -torch.tensor(r.relative).log2().item()
+    return Match(
+        HINT + 0.1, (f"errors without place or sign, about 2^-{bits:.0f} of the size",), {"rel_l2": r.relative}
+    )
+
+
+def narrower(r: Reading) -> str | None:
+    """The narrower dtype that represents every element of the candidate exactly, though not of the golden."""
+    if r.pair is None:
+        return None
+    y, g = r.pair
+    wide = getattr(torch, r.e.dtype, torch.float32)
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        if not wide.is_floating_point or torch.finfo(kind).eps <= torch.finfo(wide).eps:
+            continue
+        if bool((y.to(kind).double() == y).all()) and not bool((g.to(kind).double() == g.to(wide).double()).all()):
+            return str(kind).removeprefix("torch.")
+    return None
+
+
+_OFTEN = 0.1  # share of the elements
+
+
+def _away_from(y: torch.Tensor, narrow: str, g: torch.Tensor) -> torch.Tensor:
+    """Errors in units of one rounding to that dtype: a sum that is rounded as it grows has larger ones."""
+    return (y - g).abs() / (torch.finfo(getattr(torch, narrow)).eps / 2 * g.abs()).clamp(min=1e-300)
+
+
+_ROUNDED = 32.0  # in units of rounding; a missing rescale leaves errors of a factor of e and more
+
+
+def missing_rescale(r: Reading) -> Match | None:
+    """Wrong if the running maximum changes: small or equal inputs are right."""
+    if not r.numbers_wrong or r.explained or r.influences or not (r.right("scale 2^-12") or r.right("flat")):
+        return None
+    if r.fails("nan") or r.e.error or r.y is None or not bool(torch.isfinite(r.y).all()):
+        return None
+    if r.e.operators and not (r.e.operators & _NORMALISED or _RUNNING <= r.e.operators):
+        return None
+    if r.relative < _ROUNDED * r.unit:
+        return None
+    flat, small = r.right("flat"), r.right("scale 2^-12")
+    names = [n for n, right in (("inputs times 2^-12", small), ("equal inputs", flat)) if right]
+    sentence = f"wrong at these inputs, right at {' and '.join(names)}: where a running maximum stays"
+    # small or equal scores give equal weights, which hides any mistake in the weights
+    return Match(HINT if flat and small else WEAK, (sentence,), {})

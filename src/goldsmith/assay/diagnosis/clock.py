@@ -1,0 +1,31 @@
+"""The budget of a diagnosis."""
+
+import time
+
+from ..judge.examination import Examination
+
+CHECKING = 0.5  # share of the budget, at most, for finding a failing case
+# share of the budget after which no more evidence is collected; the rest is for making the case small
+COLLECTING = 0.8
+SPENT = "the budget of {:g} s was spent"
+
+
+class Clock:
+    """Measures the budget and records what was left out. stage: the current step, a key of `_AFTER`."""
+
+    def __init__(self, seconds: float | None):
+        self.seconds, self.started = seconds, time.perf_counter()
+        self.left_out: list[str] = []
+        self.stage = "check"
+        self.smallest: Examination | None = None
+
+    def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
+        """True if this share of the budget is over, or would be after `more` seconds."""
+        return self.seconds is not None and time.perf_counter() - self.started + more > share * self.seconds
+
+    def lacks(self, what: str, share: float = 1.0, more: float = 0.0) -> bool:
+        """The same, and records `what` as left out if True."""
+        lacks = self.spent(share, more)
+        if lacks and what not in self.left_out:
+            self.left_out.append(what)
+        return lacks

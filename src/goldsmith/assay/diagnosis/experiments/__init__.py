@@ -1,0 +1,1 @@
+"""Experiments: further runs of the candidate, each of which adds facts."""

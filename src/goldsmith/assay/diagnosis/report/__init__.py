@@ -1,0 +1,1 @@
+"""Report: a diagnosis as text, page, JSON and bundle; the sentences for people."""

@@ -1,0 +1,342 @@
+"""The content of a diagnosis page without markup: the story, the data of the pictures, and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...declare.axis_names import axis_names
+from ...noise.noise_floor import ulps
+from ...report.html import svg, view
+from ...report.html.maps import map_view
+from ...report.html.strip import UNNAMED_WORD
+from ...report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
+from ..causes.rank import displayed_causes
+from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
+
+if TYPE_CHECKING:
+    from ..causes.rank import Cause
+    from ..facts.evidence import Evidence, RunFact, StageState
+    from .result import DiagnosisFacts
+
+STATE_WORD = {
+    "ok": "right",
+    "culprit": "wrong on right inputs",
+    "inherited": "wrong by inheritance",
+    "observed": "wrong, not isolated",
+    "not judged": "not judged",
+}
+CELLS, PROFILE = 96, 128  # cells along a side of a map, and along an axis of a profile
+ULP_STEPS = (0.5, 1.0, 2.0, 8.0, 64.0, 4096.0)
+READINGS = {"sign_flipped": "sign flipped"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """The top of the page: verdict, what is wrong, where, the evidence, and what to try."""
+
+    verdict: str
+    headline: str
+    where: str = ""
+    why: tuple[str, ...] = ()
+    score: str = ""
+    mend: str = ""
+
+
+def story(diagnosis: DiagnosisFacts) -> Story:
+    name = diagnosis.report.target or "the target"
+    if diagnosis.verdict == PASS:
+        partial = f" ({diagnosis.partial})" if diagnosis.partial else ""
+        return Story("partial" if diagnosis.partial else PASS, f"Nothing wrong was found in {name}{partial}.")
+    if diagnosis.verdict == REFERENCE_FAULT:
+        why = tuple(diagnosis.causes[0].evidence[:3]) if diagnosis.causes else (view.headline(diagnosis.report),)
+        return Story(REFERENCE_FAULT, f"The reference is at fault, so {name} is not accused.", why=why)
+    if diagnosis.verdict != FAIL:
+        return Story("partial", view.headline(diagnosis.report))
+    where = diagnosis.location.text if diagnosis.location is not None else ""
+    if diagnosis.first_wrong_stage and where:
+        where = f"{diagnosis.first_wrong_stage}: {where}"
+    if not diagnosis.causes:
+        return Story(FAIL, view.headline(diagnosis.report), where)
+    best = diagnosis.causes[0]
+    if best.likely:
+        return Story(FAIL, view.sentence(best.headline), where, tuple(best.evidence[:3]))
+    return Story(FAIL, view.sentence(best.headline), where, tuple(best.evidence[:3]), scored(best), best.mend)
+
+
+def scored(cause: Cause) -> str:
+    return f"{cause.id}, {'weak, ' if cause.weak else ''}score {cause.score:.2f}"
+
+
+def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
+    """One box for each stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
+    elsewhere = diagnosis.faults_of_other_runs()
+    first = diagnosis.first_wrong_stage
+    return [
+        {
+            "name": stage.name,
+            "kind": stage.kind,
+            "state": "bad" if stage.name in elsewhere else stage.state,
+            "word": _word(stage, "first wrong" if stage.name == first else "", elsewhere.get(stage.name, "")),
+            "glyph": svg.glyph("bad" if stage.name in elsewhere else stage.state),
+            "first": "first" if stage.name == first else "",
+        }
+        for stage in diagnosis.stages
+    ]
+
+
+def stages(diagnosis: DiagnosisFacts) -> list[tuple[StageState, str]]:
+    """The table of stages, each with a remark on its state."""
+    elsewhere = diagnosis.faults_of_other_runs()
+    return [(s, f"but wrong in {elsewhere[s.name]}" if s.name in elsewhere else s.text) for s in diagnosis.stages]
+
+
+def _word(stage: StageState, first: str, elsewhere: str) -> str:
+    if elsewhere:
+        return f"{first or 'wrong'} in {elsewhere}"
+    if first:
+        return first
+    if stage.state == "not judged" and stage.propagated is None:
+        return UNNAMED_WORD
+    return STATE_WORD.get(stage.state, stage.state)
+
+
+def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
+    return [
+        {
+            "cause": cause,
+            "bar": svg.score(cause.score, f"score {cause.score:.2f}"),
+            "params": ", ".join(f"{k} {_plain(v)}" for k, v in _details(cause)),
+        }
+        for cause in displayed_causes(diagnosis.causes)
+    ]
+
+
+def _details(cause: Cause) -> list[tuple[str, object]]:
+    """The parameters of a cause that its text and its tensor do not say already."""
+    return [
+        (k, v)
+        for k, v in cause.params.items()
+        if v not in (None, "", [], ()) and k != "learned" and not (k == "tensor" and v == cause.tensor)
+    ]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return view.number(value)
+    return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
+
+
+# pictures
+
+
+def maps(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
+    """The map of the first wrong tensor, then maps of other tensors that the check found wrong in that case."""
+    drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
+    known = {m.tensor for m in drawn}
+    drawn += [m for m in view.shown_maps(diagnosis.report, 3).values() if m.bad and m.tensor not in known]
+    return [map_view(m, CELLS) for m in drawn if view.pictured(m)]
+
+
+def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
+    """(name, result, glyph) of each case; empty for a single one, which the page names anyway."""
+    outcomes = case_outcomes(diagnosis)
+    states = {PASSED: "ok", FAILED: "bad", REFUSED: "not judged", NOT_RUN: "absent"}
+    return (
+        [(name, outcome, svg.glyph(states[outcome])) for name, outcome in outcomes.items()] if len(outcomes) > 1 else []
+    )
+
+
+def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
+    """Share of wrong elements at each index of each axis of the first wrong tensor; empty if all elements are wrong."""
+    from ..causes.rules.reading import Reading
+
+    wrong = Reading(diagnosis.evidence).wrong if diagnosis.evidence is not None else None
+    if wrong is None or not wrong.dim() or not bool(wrong.any()) or bool(wrong.all()):
+        return []
+    names = axis_names(wrong.shape, diagnosis.examined.get("sizes", {}))
+    out = []
+    for axis, name in enumerate(names):
+        length = wrong.shape[axis]
+        if length < 2:
+            continue
+        shares = wrong.double().movedim(axis, 0).reshape(length, -1).mean(1)
+        size = -(-length // PROFILE)
+        blocks = [block.max().item() for block in shares.split(size)]
+        label = f"axis {name}" if name.isdigit() else name
+        title = f"{diagnosis.first_wrong_stage}, {label}: share of wrong elements at each of {length} indices"
+        out.append({"name": label, "length": length, "drawing": svg.profile(blocks, title)})
+    return out
+
+
+def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
+    """Where the candidate depends on other slices of an input than the golden does."""
+    influence = diagnosis.evidence.influence if diagnosis.evidence is not None else {}
+    out = []
+    for fact in influence.values():
+        length = _length(diagnosis, fact.input, fact.axis, [hi for _, hi in (*fact.missing, *fact.extra)])
+        missing = ((0, length - 1),) if fact.none else fact.missing
+        reached = view.join(list(fact.outputs)) or "the result"
+        sentences = []
+        if missing:
+            sentences.append(f"{_spans(missing)} should reach {reached}, but does not")
+        if fact.extra:
+            sentences.append(f"{_spans(fact.extra)} reaches {reached}, but should not")
+        name = f"{fact.input}, axis {fact.axis}"
+        out.append(
+            {
+                "name": name,
+                "length": length,
+                "said": "; ".join(sentences),
+                "golden": svg.depends(length, fact.extra, (), f"{name}: what the golden depends on"),
+                "candidate": svg.depends(length, missing, fact.extra, f"{name}: what the candidate depends on"),
+            }
+        )
+    return out
+
+
+def _length(diagnosis: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
+    shape = diagnosis.examined.get("shapes", {}).get(name, ())
+    return shape[axis] if axis < len(shape) else max([*ends, 0]) + 1
+
+
+def _spans(spans: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{lo}" if lo == hi else f"{lo}..{hi}" for lo, hi in spans)
+
+
+# tables
+
+
+def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
+    """Errors of the first wrong tensor in units of the last place, as a histogram."""
+    evidence = diagnosis.evidence
+    if (
+        evidence is None
+        or evidence.got is None
+        or evidence.golden is None
+        or evidence.got.shape != evidence.golden.shape
+    ):
+        return []
+    dtype = getattr(torch, evidence.dtype, torch.float32)
+    if not dtype.is_floating_point or not evidence.got.numel():
+        return []
+    off = ulps(evidence.got, evidence.golden, dtype)
+    edges = torch.tensor(ULP_STEPS, dtype=off.dtype, device=off.device)
+    counts = torch.bincount(torch.bucketize(off, edges), minlength=len(ULP_STEPS) + 1).tolist()
+    labels = [f"up to {step:g}" for step in ULP_STEPS] + [f"above {ULP_STEPS[-1]:g}"]
+    rows = [{"label": f"{label} ulp", "count": n} for label, n in zip(labels, counts, strict=True)]
+    rows.append({"label": "not finite on one side", "count": evidence.got.numel() - off.numel()})
+    total = evidence.got.numel()
+    return [
+        r | {"share": r["count"] / total, "bar": svg.score(r["count"] / total, r["label"])} for r in rows if r["count"]
+    ]
+
+
+def runs(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
+    """Other runs of the same case; consecutive runs with the same result share a line."""
+    facts = list(diagnosis.evidence.runs.values()) if diagnosis.evidence is not None else []
+    lines = []
+    for (kind, outcome, bits), group in groupby(facts, key=lambda r: (r.name.rstrip("0123456789 "), *_outcome(r))):
+        members = list(group)
+        name = (
+            members[0].name
+            if len(members) == 1
+            else f"{members[0].name} to {members[-1].name.removeprefix(kind).strip()}"
+        )
+        lines.append({"name": name, "outcome": outcome, "bits": bits, "state": "ok" if members[0].right else "bad"})
+    return lines
+
+
+def _outcome(run: RunFact) -> tuple[str, str]:
+    if run.error:
+        return f"raised {run.error}", ""
+    outcome = "right" if run.right else f"{view.join(list(run.wrong), 4)} wrong"
+    return outcome, "the same" if run.same else f"up to {view.number(run.difference)} apart"
+
+
+def terms(evidence: Evidence | None) -> list[dict[str, str]]:
+    """Arithmetic that explains the error: terms, ratios, rearrangements."""
+    if evidence is None:
+        return []
+    rows = []
+    for fit in evidence.fits:
+        factor = "" if fit.factor in ("", "1") else f"{fit.factor} × "
+        exact = f" = {fit.named or view.number(fit.exact)}" if fit.named or fit.exact is not None else ""
+        rows.append(
+            {
+                "what": f"term {factor}{fit.term}: {READINGS.get(fit.reading, fit.reading)}",
+                "where": fit.where or "whole tensor",
+                "number": f"{view.number(fit.coefficient)} ± {view.number(fit.error)}{exact}",
+                "explains": f"{100 * fit.gain:.3g} % of the error, {100 * fit.r2:.4g} % with those above",
+                "also": ", ".join(fit.also),
+            }
+        )
+    for ratio in evidence.ratios:
+        rows.append(
+            {
+                "what": "candidate / golden is constant",
+                "where": ratio.group or "whole tensor",
+                "number": view.number(ratio.ratio) + (f" = {ratio.named}" if ratio.named else ""),
+                "explains": f"{100 * ratio.fraction:.3g} % of the elements, spread {view.number(ratio.spread)}",
+                "also": ", ".join(ratio.also),
+            }
+        )
+    for pattern in evidence.permutations:
+        rows.append(
+            {
+                "what": pattern.kind.replace("_", " "),
+                "where": "whole tensor",
+                "number": ", ".join(f"{k} {_plain(v)}" for k, v in pattern.params.items()),
+                "explains": pattern.text or f"{100 * pattern.match:.4g} % of the error",
+                "also": ", ".join(pattern.also),
+            }
+        )
+    return rows
+
+
+def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
+    """Changes of one line of the golden that give the candidate's numbers; the best first."""
+    return [
+        {
+            "text": answer.text,
+            "cause": answer.cause,
+            "tensor": answer.tensor,
+            "explains": "every element"
+            if answer.exact and answer.whole
+            else f"{100 * answer.match:.5g} % of the error",
+            "others": f"{100 * answer.others:.3g} %",
+        }
+        for answer in (evidence.whatif if evidence is not None else [])
+    ]
+
+
+def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
+    """The data that reproduce the smallest failing case."""
+    case = diagnosis.case
+    if not case:
+        return []
+    rows = [("case", str(case["name"]))]
+    if diagnosis.examined and diagnosis.examined["name"] != case["name"]:
+        rows.append(("found in", str(diagnosis.examined["name"])))
+    rows.append(
+        ("drawn", f"{case['dtype']} on {case['device']}, seed {case['seed']}, {view.count(case['threads'], 'thread')}")
+    )
+    if case.get("steps"):
+        rows.append(("reduced by", "; ".join(map(str, case["steps"]))))
+    if case.get("strides"):
+        rows.append(("strides", "; ".join(f"{n} {tuple(s)}" for n, s in case["strides"].items())))
+    if case.get("layouts"):
+        rows.append(("layouts", "; ".join(f"{n} {layout}" for n, layout in case["layouts"].items())))
+    return rows
+
+
+def details(diagnosis: DiagnosisFacts) -> view.Section:
+    """The check's own section without the parts that the page already shows."""
+    section = view.section(
+        view.Entry(diagnosis.report.target or "the target", report=diagnosis.report), max_rows=120, map_cells=CELLS
+    )
+    return replace(section, strip=[], maps=[])

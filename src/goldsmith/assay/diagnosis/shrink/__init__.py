@@ -1,0 +1,1 @@
+"""Shrinking: the smallest case that still fails in the same way."""

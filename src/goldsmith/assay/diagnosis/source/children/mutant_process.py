@@ -1,0 +1,227 @@
+"""The main loop of a child process that tries edited copies: loads each, runs it on failing cases, compares.
+
+    {"do": "begin", "modules", "origin", "backward", "problems": [...], "edited": {path: text}, "unseen"}
+                                                            answered with the outcome of the files as they are (or as
+                                                            they were edited before), and the kinds of values that their
+                                                            variables hold; unseen: without running them, since they end
+                                                            their process
+    {"do": "try", "edits": [{path: text}, ...], "seconds"}  answered with one outcome for each, in order
+    {"do": "further", "problem", "known"}                   a further problem; answered with the outcome of the files;
+                                                            known: another process has taken it before
+    {"do": "confirm", "edited": {path: text}, "seconds"}    answered with the outcomes of all further problems
+    {"do": "layouts"}                                       whether the files as they are depend on layouts
+
+An outcome has "state": "right", "wrong", "raised" or "slow"; "wrong": names of results; "share" of wrong elements;
+"problem": number of the one that decided; "seconds"; "changed": names of results that are others than those of the
+files as they are; "moved": whether one of these is wrong in them.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....execute.memory import LAYOUTS
+from ....execute.records import PlainCalls, RunSettings
+from ....execute.run import execute
+from ....execute.torch_state import neutral_state
+from ....gate.isolation.candidate_side import Parts
+from ....gate.isolation.encoding import receive, send
+from ....gate.isolation.protocol import Closed, Connection
+from ....gate.isolation.wire import run_of
+from ..reading.value_kinds import Kinds, observing
+from .comparison import blamed_share, same, wrong_share
+from .edited_modules import EditedModules, install
+
+RIGHT, WRONG, RAISED, SLOW, CRASHED = "right", "wrong", "raised", "slow", "crashed"
+_FIRST = 60.0  # seconds for the files as they are
+_COLLECT_EVERY = 50
+_PLAIN = RunSettings(plain=PlainCalls((), (0,), (0,), watch=0.0))
+
+
+class _Overtime(BaseException):
+    """The alarm: nothing that catches exceptions of a kernel may catch it."""
+
+
+def _ring(number: int, frame: object) -> None:
+    raise _Overtime
+
+
+def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
+    """Answers requests until the parent closes the connection."""
+    torch.set_num_threads(1)
+    sys.path[:] = dict.fromkeys([*request["paths"], *sys.path])
+    signal.signal(signal.SIGALRM, _ring)
+    connection = Connection(private, bytes.fromhex(request["nonce"]))
+    search: _Mutant | None = None
+    tried = 0
+    while True:
+        try:
+            number, message = receive(connection, pickled=True)
+            if message["do"] == "begin":
+                search = _Mutant(install(message["modules"]), message)
+                send(connection, number, search.first())
+                continue
+            if message["do"] != "try":
+                send(connection, number, None if search is None else search.answer(message))
+                continue
+            for edited in message["edits"]:
+                if search is not None:
+                    send(connection, number, search.outcome(edited, message["seconds"]))
+                tried += 1
+                if tried % _COLLECT_EVERY == 0:
+                    gc.collect()
+        except Closed:
+            return 0
+
+
+class _Mutant:
+    def __init__(self, modules: EditedModules, message: Mapping[str, Any]):
+        self.modules, self.origin, self.own = modules, message["origin"], message["backward"]
+        self.problems = message["problems"]
+        self.base, self.unseen = message["edited"], message["unseen"]
+        self.guarded = False
+        self.results: dict[str, Tensor | None] = {}  # of the files as they are
+        self.wrong: list[str] = []
+        self.decided = 0  # the problem whose results these are
+        self.kinds: Kinds = {}
+        self.further: list[tuple[Mapping[str, Any], dict[str, Tensor | None]]] = []
+
+    def first(self) -> dict[str, Any]:
+        """The outcome of the files as they are, timed without what is noted on the way."""
+        if self.unseen:
+            self.wrong = list(self.problems[0]["golden"])
+            nothing = {"problem": 0, "seconds": 0.0, "moved": True, "changed": [], "kinds": {}}
+            return {**_outcome(CRASHED, self.wrong), **nothing}
+        with observing(frozenset(self.modules.modules.values()), self.kinds):
+            first = self.outcome(self.base, _FIRST)
+        self.results, self.wrong, self.decided = dict(self.last), list(first["wrong"]), first["problem"]
+        if first["state"] == SLOW:
+            return {**first, "kinds": {}}
+        return {**self.outcome(self.base, _FIRST), "kinds": self.kinds}
+
+    def answer(self, message: Mapping[str, Any]) -> object:
+        if message["do"] == "further":
+            outcome, results = self._once(self.base, message["problem"], _FIRST)
+            if outcome["state"] in (RIGHT, WRONG) or message.get("known"):
+                self.further.append((message["problem"], results))
+            return outcome
+        if message["do"] == "confirm":
+            edited, seconds = message["edited"], message["seconds"]
+            return [self._confirmed(edited, problem, before, seconds) for problem, before in self.further]
+        return self._depends_on_layouts()
+
+    def _confirmed(
+        self, edited: Mapping[str, str], problem: Mapping[str, Any], before: Mapping[str, Tensor | None], seconds: float
+    ) -> dict[str, Any]:
+        """Wrong only where the edit is to blame: an element was right before, or is finite and another than before."""
+        outcome, results = self._once(edited, problem, seconds)
+        if outcome["state"] != WRONG:
+            return outcome
+        golden = problem["golden"]
+        shares = {name: blamed_share(results.get(name), before.get(name), *golden[name]) for name in golden}
+        wrong = [name for name, share in shares.items() if share]
+        return {**outcome, **_outcome(WRONG if wrong else RIGHT, wrong, sum(shares.values()))}
+
+    def _once(
+        self, edited: Mapping[str, str], problem: Mapping[str, Any], seconds: float
+    ) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
+        """The outcome of one problem and its results, between guard bands, since a wrong kernel may write anywhere."""
+        kept, self.problems, self.guarded = self.problems, [problem], True
+        try:
+            outcome = self.outcome(edited, seconds)
+        finally:
+            self.problems, self.guarded = kept, False
+        return outcome, dict(self.last)
+
+    def _depends_on_layouts(self) -> bool:
+        """Whether equal values in another layout give other results, in the files as they are."""
+        problem = self.problems[0]
+        parts = self.modules.load(self.base, self.origin, self.own)
+        material, settings = run_of(problem["run"], parts)
+        runs = []
+        for layout in (None, *LAYOUTS):
+            named = {} if layout is None else dict.fromkeys(material.inputs, layout)
+            try:
+                with neutral_state():
+                    run = execute(material, replace(settings, layouts=named))
+            except Exception:  # noqa: BLE001 - a kernel may raise anything for a layout
+                return True
+            runs.append(None if run.error is not None else {name: tensor for name, _, tensor in run.results()})
+        first = runs[0]
+        return first is not None and any(
+            run is None or not all(same(t, run.get(n)) for n, t in first.items()) for run in runs[1:]
+        )
+
+    def outcome(self, edited: Mapping[str, str], seconds: float) -> dict[str, Any]:
+        began = time.perf_counter()
+        number, outcome = 0, _outcome(RAISED)
+        self.last: dict[str, Tensor | None] = {}
+        self.error = ""
+        changed: list[str] = []
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            parts = self.modules.load(edited, self.origin, self.own)
+            for number, problem in enumerate(self.problems):
+                outcome = self._tried(parts, problem)
+                if number == self.decided and self.last:
+                    changed = [n for n, t in self.results.items() if not same(t, self.last.get(n))]
+                if outcome["state"] != RIGHT:
+                    break
+        except _Overtime:
+            outcome = _outcome(SLOW)
+        except BaseException as error:  # noqa: BLE001 - an edited copy may raise anything, on import as well
+            outcome, self.error = _outcome(RAISED), f"{type(error).__name__}: {error}"[:200]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        moved = not self.results or any(n in self.wrong for n in changed)
+        return {
+            **outcome,
+            "problem": number,
+            "seconds": time.perf_counter() - began,
+            "moved": moved,
+            "changed": changed,
+        }
+
+    def _tried(self, parts: Parts, problem: Mapping[str, Any]) -> dict[str, Any]:
+        """A plain call first, which costs a part of a run; what is right then is run with poison and guard bands."""
+        material, settings = run_of(problem["run"], parts)
+        with neutral_state():
+            if not settings.layouts and not self.guarded:
+                plain = execute(material, _PLAIN)
+                if plain.error is not None or plain.plain is None:
+                    return _outcome(RAISED)
+                self.last = {**plain.plain.outputs[0], **plain.plain.grads.get(0, {})}
+                outcome = compared(self.last, problem["golden"])
+                if outcome["state"] != RIGHT:
+                    return outcome
+            run = execute(material, settings)
+        if run.error is not None:
+            return _outcome(RAISED)
+        results = {name: tensor for name, _, tensor in run.results()}
+        if settings.layouts or self.guarded:
+            self.last = results
+        outcome = compared({**run.stages, **results}, {**problem["golden"], **problem.get("stages", {})})
+        harm = run.changed or run.overruns or run.unwritten
+        harmed = harm and outcome["state"] == RIGHT and not self.guarded
+        return _outcome(WRONG, ["memory"]) if harmed else outcome
+
+
+def _outcome(state: str, wrong: list[str] | None = None, share: float = 1.0) -> dict[str, Any]:
+    return {"state": state, "wrong": wrong or [], "share": share}
+
+
+def compared(results: Mapping[str, Tensor | None], golden: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """The outcome of a run. golden: result -> (value, bound)."""
+    shares = {name: wrong_share(results.get(name), value, bound) for name, (value, bound) in golden.items()}
+    wrong = [name for name, share in shares.items() if share]
+    return _outcome(WRONG if wrong else RIGHT, wrong, sum(shares.values()))

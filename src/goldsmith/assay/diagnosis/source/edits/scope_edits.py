@@ -1,0 +1,178 @@
+"""Edits that bring in something of the same scope: another name, an expression from elsewhere, a factor, an addend."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+
+from ..reading.value_kinds import fits
+from .edits import Edit, Function, loads
+
+_MOST_EXPRESSIONS = 60  # of other places, by likeness, for one expression
+_INDEX = ("range", "arange")
+
+
+def scope_edits(function: Function, beside: Sequence[Function]) -> Iterator[Edit]:
+    """beside: the other functions of the candidate, whose expressions may belong here."""
+    expressions = _expressions(function, beside)
+    for node in loads(function):
+        if _is_callee(function, node):
+            continue
+        if isinstance(node, ast.Name):
+            yield from _names(function, node)
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        ):
+            for name in function.names:
+                yield function.swap(node, name, "a name for a number", 2.6)
+        if not isinstance(node, ast.Constant):
+            yield from _moved(function, node)
+            yield from _exchanged(function, node, expressions)
+        if _takes_terms(function, node):
+            yield from _terms(function, node, expressions)
+        if isinstance(node, ast.Name | ast.Call | ast.Subscript | ast.BinOp) and not _is_index(function, node):
+            yield from _wrapped(function, node)
+
+
+def _is_callee(function: Function, node: ast.expr) -> bool:
+    parent = function.file.parents.get(node)
+    if isinstance(parent, ast.Call) and parent.func is node:
+        return True
+    return isinstance(node, ast.Name) and node.id in function.called
+
+
+def _is_index(function: Function, node: ast.AST) -> bool:
+    parent = function.file.parents.get(node)
+    return isinstance(parent, ast.Slice) or isinstance(parent, ast.Subscript) and parent.slice is node
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+def _names(function: Function, node: ast.Name) -> Iterator[Edit]:
+    own = function.kinds.get(node.id)
+    for name in function.names:
+        if name != node.id:
+            kind = function.kinds.get(name)
+            apart = 0.3 if own is None or kind is None else 0.0 if own == kind else 0.3 if fits(own, kind) else 1.2
+            yield function.swap(node, name, "another name", 1.9 + apart - 0.6 * _likeness(name, node.id))
+    if own is None or own[0] != "p":
+        for number in ("0", "1"):
+            yield function.swap(node, number, "a number for a name", 2.0 if own is None or own.endswith("[]") else 2.6)
+        yield function.swap(node, f"-{node.id}", "sign", 1.6)
+
+
+def _moved(function: Function, node: ast.expr) -> Iterator[Edit]:
+    """Plus and minus one, where whole numbers are: in indices, ranges, comparisons and sums of names."""
+    parent = function.file.parents.get(node)
+    name = getattr(getattr(parent, "func", None), "attr", getattr(getattr(parent, "func", None), "id", ""))
+    whole = isinstance(parent, ast.Compare | ast.Subscript | ast.Slice) or name in _INDEX
+    if isinstance(node, ast.Name | ast.BinOp | ast.Attribute | ast.Call | ast.Subscript):
+        text = function.file.text(node)
+        for more in ("+ 1", "- 1"):
+            yield function.swap(node, f"{text} {more}", "plus or minus one", 1.5 if whole else 2.4)
+
+
+def _expressions(function: Function, beside: Sequence[Function]) -> list[tuple[str, frozenset[str], ast.expr]]:
+    """Texts of expressions with the names in them; those of other functions only if every name is known here."""
+    known = {n.id for n in function.nodes if isinstance(n, ast.Name)} | set(function.names)
+    found: dict[str, tuple[str, frozenset[str], ast.expr]] = {}
+    for each in (function, *beside):
+        for node in loads(each):
+            if isinstance(node, ast.BinOp | ast.Call | ast.Subscript | ast.Attribute | ast.Compare | ast.UnaryOp):
+                names = frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+                text = each.file.text(node)
+                if names and names <= known and len(text) < 80 and "\n" not in text and not names & {"ctx", "self"}:
+                    found.setdefault(text, (text, names, node))
+    return list(found.values())
+
+
+def _exchanged(
+    function: Function, node: ast.expr, expressions: Sequence[tuple[str, frozenset[str], ast.expr]]
+) -> Iterator[Edit]:
+    text = function.file.text(node)
+    if len(text) > 80 or "\n" in text:
+        return
+    inner = {id(n) for n in ast.walk(node)}
+    ranked = sorted(
+        (
+            (_likeness(text, other), other)
+            for other, _, place in expressions
+            if other != text and id(place) not in inner
+        ),
+        reverse=True,
+    )
+    for likeness, other in ranked[:_MOST_EXPRESSIONS]:
+        yield function.swap(node, other, "another expression", 3.2 - 1.2 * likeness)
+
+
+def _takes_terms(function: Function, node: ast.expr) -> bool:
+    """Whether a term may be added here, where no other place gives the same result."""
+    parent = function.file.parents.get(node)
+    if isinstance(parent, ast.Assign | ast.AugAssign | ast.Return | ast.keyword):
+        return not isinstance(node, ast.Tuple | ast.List)
+    if isinstance(parent, ast.Call):
+        return not isinstance(node, ast.Tuple | ast.List)
+    return isinstance(parent, ast.BinOp | ast.Compare | ast.Subscript | ast.Slice | ast.Tuple) and not isinstance(
+        node, ast.Tuple
+    )
+
+
+def _is_address(function: Function, node: ast.expr) -> bool:
+    """Whether an expression is or begins with a pointer."""
+    while isinstance(node, ast.BinOp):
+        node = node.left
+    return isinstance(node, ast.Name) and function.kinds.get(node.id, "?")[0] == "p"
+
+
+def _terms(
+    function: Function, node: ast.expr, expressions: Sequence[tuple[str, frozenset[str], ast.expr]]
+) -> Iterator[Edit]:
+    if isinstance(node, ast.Constant) and not isinstance(node.value, int | float):
+        return
+    text, line = function.file.text(node), node.lineno
+    if len(text) > 120 or "\n" in text:
+        return
+    joined = f"({text})" if isinstance(node, ast.BinOp | ast.Compare | ast.IfExp | ast.UnaryOp | ast.BoolOp) else text
+    sum_ = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+    near = {n.id: abs(n.lineno - line) for n in reversed(function.nodes) if isinstance(n, ast.Name)}
+    address = _is_address(function, node)
+    for name in function.names:
+        far, kind = min(0.6, 0.03 * near.get(name, 20)), function.kinds.get(name, "?")
+        if address:
+            if kind[0] in "i?":
+                yield function.swap(node, f"{text} + {name}", "offset added", 1.8 + far / 2)
+            continue
+        for operator in "+-*/":
+            if name == text and operator in "-/" or kind[0] == "p":
+                continue
+            left = text if operator in "+-" or not sum_ and isinstance(node, ast.BinOp) else joined
+            left = joined if operator in "*/" and sum_ else left
+            kind = "factor added" if operator in "*/" else "addend added"
+            yield function.swap(node, f"{left} {operator} {name}", kind, 2.4 + far)
+    for number in () if address else ("2", "0.5"):
+        yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
+    for other, _, place in expressions:
+        if (
+            isinstance(place, ast.BinOp)
+            and isinstance(place.op, ast.Mult)
+            or isinstance(place, ast.Subscript | ast.Attribute)
+        ):
+            far = min(0.6, 0.03 * abs(place.lineno - line))
+            yield function.swap(node, f"{text} + {other}", "addend added", 3.0 + far)
+            if not isinstance(place, ast.BinOp) and not address:
+                yield function.swap(node, f"{joined} * {other}", "factor added", 3.0 + far)
+        elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
+            yield function.swap(node, f"{joined} & ({other})", "condition added", 2.8)
+
+
+def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:
+    text = function.file.text(node)
+    if len(text) > 120 or "\n" in text:
+        return
+    joined = f"({text})" if isinstance(node, ast.BinOp) else text
+    triton = "tl" in {n.id for n in function.nodes if isinstance(n, ast.Name)}
+    for call in (".to(tl.float32)",) if triton else (".clone()", ".contiguous()", ".float()", ".detach()", ".T", ".mT"):
+        yield function.swap(node, f"{joined}{call}", "call added", 2.8)

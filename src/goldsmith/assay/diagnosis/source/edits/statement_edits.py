@@ -1,0 +1,118 @@
+"""Edits of whole statements: exchanged, moved into a loop or out of it, inserted; names exchanged within one."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+
+from ..reading.value_kinds import fits
+from .edits import Edit, Function
+
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
+
+
+def statement_edits(function: Function) -> Iterator[Edit]:
+    for body in _bodies(function):
+        for first, second in itertools.pairwise(body):
+            if isinstance(first, _SIMPLE) and isinstance(second, _SIMPLE) and first.lineno != second.lineno:
+                if not _is_text(first):
+                    yield _exchanged(function, first, second)
+            if isinstance(first, _SIMPLE) and isinstance(second, ast.For | ast.While) and not _is_text(first):
+                yield _into(function, first, second)
+        for loop in body:
+            if isinstance(loop, ast.For | ast.While):
+                yield from _out_of(function, loop)
+    for node in function.nodes:
+        if isinstance(node, (*_SIMPLE, ast.Return)):
+            yield from _names_exchanged(function, node)
+    yield from _dense(function)
+
+
+def _bodies(function: Function) -> Iterator[list[ast.stmt]]:
+    root = getattr(function.node, "body", [])
+    for body in [root, *(getattr(n, f, None) for n in function.nodes for f in ("body", "orelse"))]:
+        if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+            yield body
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _exchanged(function: Function, first: ast.stmt, second: ast.stmt) -> Edit:
+    one, other = function.file.text(first), function.file.text(second)
+    spans = (*function.file.span(first), other), (*function.file.span(second), one)
+    return function.edit(first, "statements exchanged", 1.8, *spans)
+
+
+def _own_lines(function: Function, node: ast.stmt) -> tuple[int, int] | None:
+    """The bytes of the lines of a statement that shares them with no other."""
+    data = function.file.data
+    start, end = function.file.span(node)
+    begin = data.rfind(b"\n", 0, start) + 1
+    stop = data.find(b"\n", end)
+    stop = len(data) if stop < 0 else stop + 1
+    rest = data[end : stop - 1].strip()
+    return (begin, stop) if not data[begin:start].strip() and (not rest or rest.startswith(b"#")) else None
+
+
+def _into(function: Function, statement: ast.stmt, loop: ast.For | ast.While) -> Edit:
+    """A statement before a loop becomes the first one in it."""
+    at = function.file.span(loop.body[0])[0]
+    indent = " " * loop.body[0].col_offset
+    text = function.file.text(statement)
+    return function.edit(
+        statement, "moved into the loop", 1.9, (*function.file.span(statement), "pass"), (at, at, f"{text}\n{indent}")
+    )
+
+
+def _out_of(function: Function, loop: ast.For | ast.While) -> Iterator[Edit]:
+    """The last statement of a loop comes after it, and the first one before it."""
+    if len(loop.body) < 2:
+        return
+    last, first = loop.body[-1], loop.body[0]
+    indent = " " * loop.col_offset
+    lines = _own_lines(function, last)
+    if isinstance(last, _SIMPLE) and lines is not None:
+        text = f"{indent}{function.file.text(last)}\n"
+        yield function.edit(last, "moved out of the loop", 1.9, (*lines, text))
+    if isinstance(first, _SIMPLE):
+        at = function.file.span(loop)[0]
+        text = f"{function.file.text(first)}\n{indent}"
+        yield function.edit(first, "moved out of the loop", 1.9, (at, at, text), (*function.file.span(first), "pass"))
+
+
+def _names_exchanged(function: Function, node: ast.stmt) -> Iterator[Edit]:
+    """Two names change places wherever a statement reads them."""
+    read: dict[str, list[ast.Name]] = {}
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load) and inner.id in function.names:
+            read.setdefault(inner.id, []).append(inner)
+    for first, second in itertools.combinations(read, 2):
+        if len(read) <= 12 and _alike(function, first, second):
+            spans = [(*function.file.span(n), second) for n in read[first]]
+            spans += [(*function.file.span(n), first) for n in read[second]]
+            yield function.edit(node, "names exchanged", 1.7, *spans)
+
+
+def _dense(function: Function) -> Iterator[Edit]:
+    """`x = x.contiguous()` as the first statement, for one tensor and for all."""
+    body = getattr(function.node, "body", None)
+    arguments = getattr(function.node, "args", None)
+    if not isinstance(body, list) or arguments is None:
+        return
+    if any(isinstance(n, ast.Name) and n.id == "tl" for n in function.nodes):
+        return
+    first = body[1] if _is_text(body[0]) and len(body) > 1 else body[0]
+    given = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    tensors = [n for n in given if function.kinds.get(n, "")[:2] in ("f[", "i[", "b[") and function.kinds[n][2] != "]"]
+    at, indent = function.file.span(first)[0], " " * first.col_offset
+    for names in [*([n] for n in tensors), *([tensors] if len(tensors) > 1 else [])]:
+        calls = ", ".join(f"{n}.contiguous()" for n in names)
+        yield function.edit(first, "made contiguous", 2.0, (at, at, f"{', '.join(names)} = {calls}\n{indent}"))
+
+
+def _alike(function: Function, first: str, second: str) -> bool:
+    one, other = function.kinds.get(first), function.kinds.get(second)
+    return one is None or other is None or fits(one, other)

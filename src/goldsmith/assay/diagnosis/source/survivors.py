@@ -1,0 +1,149 @@
+"""Survivors: edits that are right on the failing cases, judged on everything else, and told apart where they differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ...judge.examination import Examination
+from .acceptance import Acceptance, Accepted, NotAccepted
+from .children.mutants import Mutants
+from .edits.edits import Edit
+from .patch import Equal, Patch, changed_line, unified_diff
+from .problems import Further, further_problems
+from .reading.candidate_source import CandidateSource
+from .refusals import refusal
+
+_LEAST = 8.0  # seconds for all cases and probes, at least
+_MOST = 3  # survivors to report
+_LAYOUTS = frozenset(("layouts",))
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """An edit with the texts that it makes. narrow: it is wrong at sizes below the declared ones."""
+
+    edit: Edit
+    texts: Mapping[str, str]
+    cases: int
+    remaining: tuple[str, ...] = ()
+    narrow: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, float]:
+        return self.narrow, bool(self.remaining), self.edit.size, self.edit.cost
+
+
+@dataclass
+class Survivors:
+    """before: the edit that was made already, whose diff belongs to the patch."""
+
+    acceptance: Acceptance
+    source: CandidateSource
+    mutants: Mutants
+    examination: Examination
+    progress: Callable[[str], None]
+    before: Edit | None = None
+    accepted: list[Survivor] = field(default_factory=list)
+    with_layouts: list[Survivor] = field(default_factory=list)
+    rejected: list[Edit] = field(default_factory=list)
+    found_at: float | None = None
+    _further: list[Further] | None = None
+
+    @property
+    def best(self) -> Survivor | None:
+        whole = [s for s in self.accepted if not s.narrow]
+        return min(whole, key=lambda s: s.rank, default=None)
+
+    @property
+    def full(self) -> bool:
+        return len(self.accepted) - sum(s.narrow for s in self.accepted) >= _MOST
+
+    def judge(self, edit: Edit, left: float) -> None:
+        """Take the edit if it passes everything, or remember it if only other layouts are wrong with it."""
+        texts = self.mutants.texts(edit)
+        if refusal(self.source, texts):
+            self.rejected.append(edit)
+            return
+        narrow = self._is_narrow(texts)
+        if narrow is None or narrow and any(s.narrow for s in self.accepted):
+            self.rejected.append(edit)
+            return
+        self.progress("patch: all cases with an edit that mends this one")
+        answer = self.acceptance.of(texts, max(_LEAST, left))
+        if isinstance(answer, Accepted):
+            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow))
+            if not narrow and self.found_at is None:
+                self.found_at = time.monotonic()
+            return
+        if isinstance(answer, NotAccepted) and answer.probes and answer.probes <= _LAYOUTS and not narrow:
+            self.with_layouts.append(Survivor(edit, texts, answer.cases, answer.remaining))
+            self.with_layouts.sort(key=lambda s: s.rank)
+            self.found_at = self.found_at or time.monotonic()
+        self.rejected.append(edit)
+
+    def _is_narrow(self, texts: Mapping[str, str]) -> bool | None:
+        """Whether the edit is wrong below the declared sizes; None if it is wrong within them."""
+        known = self._problems()
+        outcomes = self.mutants.confirmed(texts) if known else []
+        if outcomes is None:  # the process ended, perhaps through an edit before
+            outcomes = self.mutants.confirmed(texts)
+        if outcomes is None or len(outcomes) != len(known):
+            return None
+        failing = [f for f, o in zip(known, outcomes, strict=True) if o.state != "right"]
+        return None if any(f.declared for f in failing) else bool(failing)
+
+    def _problems(self) -> list[Further]:
+        """Further problems that the files as they are do not end with."""
+        if self._further is None:
+            self._further = []
+            for further in further_problems(self.examination):
+                outcome = self.mutants.further(further.problem)
+                if outcome is not None and outcome.state in ("right", "wrong"):
+                    self._further.append(further)
+        return self._further
+
+    def take_what_remains(self) -> None:
+        """Without a better one: an edit that leaves other layouts wrong, if they are wrong without it as well."""
+        if self.with_layouts and self.mutants.depends_on_layouts():
+            self.accepted.append(self.with_layouts[0])
+
+    def adopt(self, inner: Survivors) -> None:
+        """The survivors of a search for a second edit."""
+        before = inner.before
+        for survivor in inner.accepted if before is not None else ():
+            kind = f"{before.kind}, {survivor.edit.kind}"  # type: ignore[union-attr]
+            self.accepted.append(replace(survivor, edit=replace(survivor.edit, kind=kind)))
+
+    def patch(self, tried: int) -> Patch | None:
+        """The smallest survivor; the others are its equals, since no input was found on which they differ."""
+        ordered = sorted(self.accepted, key=lambda s: s.rank)
+        if not ordered:
+            return None
+        best = ordered[0]
+        ((path, text),) = best.texts.items()
+        before = self.source.files[path].data.decode(errors="replace")
+        equals = [self._equal(s) for s in ordered[1:] if s.narrow == best.narrow]
+        return Patch(
+            path, changed_line(before, text), best.edit.kind, unified_diff(path, before, text), best.cases,
+            best.remaining, tried, tuple(equals), self._tried_sizes() if equals or best.narrow else "", best.narrow,
+            text,
+        )  # fmt: skip
+
+    def _equal(self, survivor: Survivor) -> Equal:
+        ((path, text),) = survivor.texts.items()
+        before = self.source.files[path].data.decode(errors="replace")
+        return Equal(changed_line(before, text), survivor.edit.kind, unified_diff(path, before, text))
+
+    def _tried_sizes(self) -> str:
+        """The sizes at which survivors were compared: "D 4 to 5, T 1 to 3"."""
+        cases = [dict(c.sizes) for c in self.acceptance.target.cases]
+        cases += [dict(f.sizes) for f in self._further or () if f.declared]
+        found: dict[str, list[int]] = {}
+        for sizes in cases:
+            for name, value in sizes.items():
+                if isinstance(value, int) and not isinstance(value, bool):
+                    found.setdefault(name, []).append(value)
+        spans = {n: (min(v), max(v)) for n, v in found.items()}
+        return ", ".join(f"{n} {a}" if a == b else f"{n} {a} to {b}" for n, (a, b) in spans.items())

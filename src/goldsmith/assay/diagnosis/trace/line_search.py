@@ -1,0 +1,129 @@
+"""find_line: traces the candidate in a child process and reads the line that goes wrong first from its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...declare.target import Target
+from ...execute.records import RunSettings
+from ...gate.isolation.encoding import receive, send
+from ...gate.isolation.limits import Limits
+from ...gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
+from ...gate.isolation.wire import request_of
+from ...gate.isolation.zygote_process import NoZygote, zygote
+from ...golden.golden_results import GoldenResults
+from ...judge.examination import Examination
+from ...report.results import FAIL
+from ..source.reading.candidate_source import CandidateSource, NoSource, candidate_source
+from .faulty_line import FaultyLine
+from .golden_values import golden_values
+
+if TYPE_CHECKING:
+    from ..report.result import DiagnosisFacts
+
+SECONDS = 5.0  # for the child
+_MEMORY = 2 << 30  # bytes
+_LARGE = 20_000  # elements of the inputs of a case
+
+
+class NoLine(Exception):
+    """No line was found; the text says why."""
+
+
+def add_line(
+    diagnosis: DiagnosisFacts, target: Target, failing: Examination, smallest: Examination | None,
+    lacks: Callable[[str], bool],
+) -> None:  # fmt: skip
+    """Sets the line of a failing diagnosis, if there is time and one is found.
+
+    A case of few elements is evidence of little, so that the smallest case is traced only instead of a large one.
+    """
+    if diagnosis.verdict == FAIL and not diagnosis.partial and not lacks("the line that goes wrong first"):
+        elements = sum(t.numel() for t in failing.material.inputs.values())
+        diagnosis.line = find_line(target, failing if elements <= _LARGE or smallest is None else smallest)
+
+
+def find_line(target: Target, examination: Examination, seconds: float = SECONDS) -> FaultyLine | None:
+    """The first line of the candidate that goes wrong in this failing case; None if nothing can be said."""
+    try:
+        return traced_line(target, examination, seconds)
+    except NoLine:
+        return None
+
+
+def traced_line(target: Target, examination: Examination, seconds: float = SECONDS) -> FaultyLine:
+    """The same. Raises NoLine."""
+    first, ref, material = examination._first, examination._ref, examination.material
+    if first is None or ref is None or first.error is not None:
+        raise NoLine("the failing run has no numbers")
+    if material.candidate_device.type != "cpu":
+        raise NoLine("the trace runs on the CPU only")
+    until = time.monotonic() + seconds
+    try:
+        source = candidate_source(target)
+    except NoSource as error:
+        raise NoLine(str(error)) from error
+    try:
+        golden = GoldenResults(material, first, ref.decisions, ref.seed)
+        values = [[v.name, v.numbers, v.group] for v in golden_values(golden)]
+    except Exception as error:
+        raise NoLine(f"the golden cannot be traced ({type(error).__name__}: {error})") from error
+    bounds = {}
+    for name, kind, _ in first.results():
+        against = None if name.removeprefix("saved.") in target.decisions else ref.reference(name, kind, noise=False)
+        if against is not None:
+            bounds[name] = (against.bounded.value.cpu(), against.bounded.bound.cpu())
+    message = {
+        **source.to_arguments(), "files": list(source.modules.values()), "golden": values, "bounds": bounds,
+        "wrong": sorted(n for n in examination.bad if n in bounds),
+        "seconds": 0.6 * seconds,
+        "run": request_of(material, RunSettings()), "sent": {n: t.cpu() for n, t in first.cotangents.items()},
+    }  # fmt: skip
+    answer = _asked(source, message, until)
+    if "line" not in answer:
+        raise NoLine(str(answer.get("reason", "the process gave no answer")))
+    try:
+        return FaultyLine.from_json(answer["line"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise NoLine("the process sent a line that is none") from error
+
+
+def _asked(source: CandidateSource, message: Mapping[str, object], until: float) -> dict[str, Any]:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    ours, its = socket.socketpair()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    request = {
+        "do": "fork", "main": f"{__package__}.trace_process:serve", "nonce": nonce.hex(),
+        "limits": Limits(memory_bytes=_MEMORY, files=4096, processes=4096).to_json(), "sandbox": None,
+        "address_space": True, "folder": os.getcwd(), "paths": list(source.paths),
+    }  # fmt: skip
+    pid = 0
+    try:
+        answer = zygote().ask(request, [its.fileno(), nothing])
+        if "problem" in answer:
+            raise NoLine(f"no child process could be started: {answer['problem']}")
+        pid = answer["pid"]
+        its.close()
+        connection = Connection(ours, nonce)
+        send(connection, 0, message, pickled=True)
+        reply = receive(connection, until)[1]
+        return reply if isinstance(reply, dict) else {}
+    except NoZygote as error:
+        raise NoLine(f"no child process could be started: {error}") from error
+    except TimeoutError as error:
+        raise NoLine("the trace took too long") from error
+    except (Closed, Malformed, OSError) as error:
+        raise NoLine(f"the trace ended early ({type(error).__name__})") from error
+    finally:
+        if pid:
+            with contextlib.suppress(NoZygote):
+                zygote().ask({"do": "end", "pid": pid})
+        its.close()
+        ours.close()
+        os.close(nothing)

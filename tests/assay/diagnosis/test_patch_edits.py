@@ -1,0 +1,109 @@
+"""The kinds of edits: each undoes its fault, judged by the text alone; what deletes a computation is refused."""
+
+import ast
+
+import pytest
+
+from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome
+from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
+from goldsmith.assay.diagnosis.source.edits.edits import Edit, Function
+from goldsmith.assay.diagnosis.source.edits.every_edit import edits_of
+from goldsmith.assay.diagnosis.source.edits.inverse_edits import inverse_kinds
+from goldsmith.assay.diagnosis.source.reading.candidate_source import CandidateSource
+from goldsmith.assay.diagnosis.source.reading.source_file import SourceFile
+from goldsmith.assay.diagnosis.source.refusals import refusal
+
+LOAD = "x = tl.load(p + row, d < D, {})"
+KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr, D, d, mask
+    "value of masked elements": (LOAD.format("0.0"), LOAD.format('-float("inf")')),
+    "value added": ("x = tl.load(p, mask=mask)", "x = tl.load(p, mask=mask, other=0.0)"),
+    "mask added": ("m = d < D\nx = tl.load(p)", "m = d < D\nx = tl.load(p, mask=d < D)"),
+    "mask term": ("m = d < D\nx = tl.load(p, mask=mask)", "m = d < D\nx = tl.load(p, mask=(mask) & (d < D))"),
+    "offset": ("g = tl.load(g_ptr)\nh = row", "g = tl.load(g_ptr + row)\nh = row"),
+    "keyword added": ("y = x.sum(-1)", "y = x.sum(-1, keepdim=True)"),
+    "keyword removed": ("y = x.sum(-1, keepdim=True)", "y = x.sum(-1)"),
+    "initial value": ("m = 0.0", 'm = -float("inf")'),
+    "assignment": ("y = x\ny = w", "y = x\ny += w"),
+    "loop bounds": ("for i in range(n):\n    y = i", "for i in range(1, n):\n    y = i"),
+    "loop turned": ("for i in range(n):\n    y = i", "for i in reversed(range(n)):\n    y = i"),
+    "rounding": ("y = n // D", "y = (n + D - 1) // D"),
+    "factor": ("y = x * w * n", "y = x * w"),
+    "division": ("y = x\nz = n", "y = x / n\nz = n"),
+    "operand order": ("y = x - w", "y = w - x"),
+    "entries": ("return w, x", "return x, w"),
+    "dict entries": ('return {"a": w, "b": x}', 'return {"a": x, "b": w}'),
+    "names exchanged": ("y = x + n * (w - x)", "y = w + n * (x - w)"),
+    "another name": ("y = x.exp()\nz = w", "y = w.exp()\nz = w"),
+    "another number": ("y = x + 7\nz = x + 3", "y = x + 7\nz = x + 7"),
+    "name for a number": ("y = x * 4\nz = D", "y = x * D\nz = D"),
+    "saved tensor": ("c.save_for_backward(x, x)\nz = w", "c.save_for_backward(x, w)\nz = w"),
+    "dtype": ("y = x.to(torch.bfloat16)", "y = x.to(torch.float32)"),
+    "cast": ("y = x.half()", "y = x.float()"),
+    "clone": ("y = x", "y = x.clone()"),
+    "removed": ("y = x\ny *= n", "y = x\npass"),
+    "order of statements": ("y = x + 1\nx = w", "x = w\ny = x + 1"),
+    "into the loop": (
+        "y = 0\nfor i in range(n):\n    z = y",
+        "pass\nfor i in range(n):\n    y = 0\n    z = y",
+    ),
+    "out of the loop": ("for i in range(n):\n    z = w\n    y = z", "for i in range(n):\n    z = w\ny = z"),
+    "term in the root": ("y = torch.sqrt(x) + n", "y = torch.sqrt(x + n)"),
+    "term beside the root": ("y = torch.sqrt(x + n)", "y = torch.sqrt(x) + n"),
+    "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
+}
+
+
+def source_of(body):
+    lines = "\n".join("    " + line for line in body.splitlines())
+    text = f"def f(c, x, w, n, row, p, g_ptr, D, d, mask):\n{lines}\n"
+    return SourceFile("kernel.py", "kernel", text.encode())
+
+
+def texts_of(body, **kinds):
+    file = source_of(body)
+    edits = edits_of(Function(file, file.tree.body[0], kinds=kinds))
+    return {edit.applied(file.data).decode() for edit in edits}
+
+
+def normal(text):
+    try:
+        return ast.dump(ast.parse(text))
+    except SyntaxError:
+        return ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_edit_of_this_kind_undoes_the_fault(kind):
+    wrong, right = KINDS[kind]
+    assert normal(source_of(right).data.decode()) in {normal(text) for text in texts_of(wrong)}
+
+
+def test_a_tensor_is_made_contiguous_for_the_whole_function():
+    wanted = "    x = x.contiguous()\n    y = x\n"
+    assert any(text.endswith(wanted) for text in texts_of("y = x", x="f[3,4]"))
+
+
+def test_what_deletes_a_launch_or_a_clamp_is_refused():
+    file = source_of("k[(n,)](x)\ny = x.clamp(min=0)")
+    source = CandidateSource({"kernel.py": file}, (), {}, ("kernel", "f", None))
+    text = file.data.decode()
+    assert refusal(source, {"kernel.py": text.replace("k[(n,)](x)", "pass")}) == "a kernel is no longer launched"
+    assert refusal(source, {"kernel.py": text.replace(".clamp(min=0)", "")}) == "it drops clamp"
+    assert refusal(source, {"kernel.py": text.replace("min=0", "min=1")}) == ""
+
+
+def test_a_line_that_a_trace_names_comes_first_and_hints_come_earlier():
+    plain, hinted, named = (
+        Edit("kernel.py", ((n, n, "x"),), kind, 2.0, line, line, "f")
+        for n, (kind, line) in enumerate((("other", 1), ("dtype", 1), ("other", 9)))
+    )
+    queue = EditQueue([plain, hinted, named], first=[("kernel.py", 9, "f")], kinds=inverse_kinds(["dtype_width"]))
+    assert next(queue.batches(3)) == [named, hinted, plain]
+
+
+def test_a_place_that_moves_right_results_as_well_comes_later():
+    both, wrong_only = (Edit("kernel.py", ((n, n, "x"),), "number", cost, n, n) for n, cost in ((1, 2.0), (2, 2.1)))
+    queue = EditQueue([both, wrong_only], wrong=["y"])
+    queue.learn(both, EditOutcome("wrong", ("y",), changed=("y", "z")), False)
+    queue._sort()
+    assert list(queue.left) == [wrong_only, both]
