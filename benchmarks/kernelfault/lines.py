@@ -67,21 +67,10 @@ def examined(key: str) -> Row:
     fault = next(f for f in catalogue.faults() if f.key == key)
     with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
         path = catalogue.copy(fault.host, fault.backend, fault, Path(folder))
-        import torch
-
         from benchmarks.kernelfault import targets
-        from goldsmith.assay import probes
-        from goldsmith.assay.checks import examine
         from goldsmith.assay.diagnosis.trace.line_search import NoLine, traced_line
 
-        torch.set_num_threads(1)
-        target = targets.factory(fault.host, fault.backend, path)()
-        cases = [c for c in target.cases if not fault.cases or c.name in fault.cases]
-        dtype = getattr(torch, fault.dtype) if fault.dtype else None
-        for selected in (frozenset(probes.QUICK), probes.select("all")):
-            report, failing = examine(target, cases, dtype, "cpu", 0, selected, 60.0, until_failing=True)
-            if report.verdict != "pass":
-                break
+        target, _, failing = targets.failing(fault, path)
         right = (ROOT / fault.file).read_text(encoding="utf-8")
         truth = true_lines(right, catalogue.applied(right, fault))
         row: Row = {"fault": key, "backend": fault.backend, "author": fault.host.author, "what": fault.what,

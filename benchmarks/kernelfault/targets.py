@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .catalogue import Host
+from .catalogue import Fault, Host
 
 _NUMBER = itertools.count()
 
@@ -25,6 +25,24 @@ def factory(host: Host, backend: str, path: Path) -> Callable[[], Any]:
     if host.package:
         return lambda: _shipped(host, backend)
     return lambda: _module(path).target()
+
+
+def failing(fault: Fault, path: Path) -> tuple[Any, Any, Any]:
+    """The target of a fault, the report of its first check that does not pass, and that check's examinations."""
+    import torch  # an operator of goldsmith is imported from the copied package, before any other import
+
+    from goldsmith.assay import probes
+    from goldsmith.assay.checks import examine
+
+    torch.set_num_threads(1)
+    target = factory(fault.host, fault.backend, path)()
+    cases = [c for c in target.cases if not fault.cases or c.name in fault.cases]
+    dtype = getattr(torch, fault.dtype) if fault.dtype else None
+    for selected in (frozenset(probes.QUICK), probes.select("all")):
+        report, examinations = examine(target, cases, dtype, "cpu", 0, selected, 60.0, until_failing=True)
+        if report.verdict != "pass":
+            break
+    return target, report, examinations
 
 
 def _module(path: Path) -> Any:

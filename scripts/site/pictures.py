@@ -11,6 +11,7 @@ The text of a terminal is also in the picture's <desc>, for screen readers; a te
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,7 @@ def draw_all(document: Path) -> None:
     shown = [block for block in blocks(text) if block.title or block.language == "console"]
     with tempfile.TemporaryDirectory(prefix="pictures-") as place:
         folder = Path(place)
-        (folder / "examples").symlink_to(ROOT / "examples")
+        shutil.copytree(ROOT / "examples", folder / "examples")  # a link would show this machine's path
         page: Path | None = None
         for number, block in enumerate(shown):
             end = shown[number + 1].line if number + 1 < len(shown) else sys.maxsize

@@ -1,4 +1,4 @@
-"""The native step stands in for a model's own forward only while that is as made: every change is seen at once."""
+"""The native step is used only while nobody has changed the model: the next token sees every change."""
 
 import copy
 import functools

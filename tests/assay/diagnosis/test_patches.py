@@ -1,15 +1,13 @@
 """Patches: one fault in a small kernel is found in its source and mended; hostile and lucky edits are not taken."""
 
-import importlib.util
-import itertools
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
 
+from assay.diagnosis.written_modules import forget, load
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
@@ -20,7 +18,6 @@ from goldsmith.assay.diagnosis.source.problems import problem
 from goldsmith.assay.diagnosis.source.reading.candidate_source import NoSource, candidate_source
 from goldsmith.assay.diagnosis.source.search import find_patch
 
-NUMBER = itertools.count()
 SECONDS = 60.0
 
 TORCH = """
@@ -120,23 +117,10 @@ FAULTS = {
 }
 
 
-def load(tmp_path, text):
-    """The module of a text in a file, as an import of the user's would make it."""
-    name = f"patched_kernel_{os.getpid()}_{next(NUMBER)}"
-    path = tmp_path / f"{name}.py"
-    path.write_text(textwrap.dedent(text))
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(autouse=True)
 def _modules():
     yield
-    for name in [n for n in sys.modules if n.startswith("patched_kernel_")]:
-        del sys.modules[name]
+    forget()
 
 
 def failing(target):
@@ -245,7 +229,8 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
     data = diagnosis.to_json()["patch"]
     assert (data["line"], data["cases"], data["remaining"]) == (diagnosis.patch.line, 4, [])
     diagnosis.to_html(tmp_path / "page.html")
-    assert "<h2>Patch</h2>" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<h2>Patch</h2>" in page and f"<h1>w.grad is wrong: an edit of {own.name}," in page
     with pytest.raises(ValueError, match="is the candidate's own file, which is never written"):
         diagnosis.patch.save(own)
     diagnosis.patch.save(tmp_path / "copy.py")

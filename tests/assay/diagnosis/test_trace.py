@@ -1,20 +1,14 @@
 """The candidate's own trace: the line that goes wrong first is named by numbers alone, without stages."""
 
-import importlib.util
-import itertools
-import sys
-import textwrap
-
 import pytest
 import torch
 
+from assay.diagnosis.written_modules import load
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
 from goldsmith.assay.diagnosis.trace.line_search import NoLine, traced_line
 from goldsmith.assay.diagnosis.trace.lookup import Lookup
-
-NUMBER = itertools.count()
 
 TORCH = """
 import torch
@@ -79,17 +73,6 @@ target = assay.Target(forward, golden, cases=tokens, name="norm", backward=None)
 """
 
 
-def _target(tmp_path, text):
-    name = f"traced_kernel_{next(NUMBER)}"
-    path = tmp_path / f"{name}.py"
-    path.write_text(textwrap.dedent(text))
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module.target
-
-
 def _traced(target):
     report, failing = examine(
         target, list(target.cases), torch.float32, "cpu", 0, frozenset(probes.QUICK), None, until_failing=True
@@ -109,14 +92,14 @@ def _imported_from(tmp_path, monkeypatch):
      ("x * rstd * w", "x * rstd + w", "add"), ("+ eps", "- eps", "sub")],
 )  # fmt: skip
 def test_the_line_that_goes_wrong_first_is_named(tmp_path, right, wrong, operation):
-    line = _traced(_target(tmp_path, TORCH.replace(right, wrong, 1)))
+    line = _traced(load(tmp_path, TORCH.replace(right, wrong, 1)).target)
     assert wrong in line.expression
     assert line.operation == operation
     assert line.at.function == "forward"
 
 
 def test_another_result_of_the_line_makes_every_result_right(tmp_path):
-    line = _traced(_target(tmp_path, TORCH.replace("+ eps", "- eps", 1)))
+    line = _traced(load(tmp_path, TORCH.replace("+ eps", "- eps", 1)).target)
     assert line.border == line.at.line
     assert "every result is right" in line.sentences[-1]
 
@@ -127,13 +110,13 @@ def test_another_result_of_the_line_makes_every_result_right(tmp_path):
 )  # fmt: skip
 def test_a_line_of_an_interpreted_kernel_is_named(tmp_path, right, wrong):
     pytest.importorskip("triton")
-    line = _traced(_target(tmp_path, TRITON.replace(right, wrong, 1)))
+    line = _traced(load(tmp_path, TRITON.replace(right, wrong, 1)).target)
     assert wrong in line.expression
     assert line.at.function == "_kernel"
 
 
 def test_the_line_is_shown_and_is_data(tmp_path):
-    diagnosis = assay.diagnose(_target(tmp_path, TORCH.replace("+ eps", "- eps", 1)))
+    diagnosis = assay.diagnose(load(tmp_path, TORCH.replace("+ eps", "- eps", 1)).target)
     assert diagnosis.line is not None
     shown = " ".join(str(diagnosis).split())
     assert f"Line {diagnosis.line.place}, in forward: rstd = (square / x.shape[-1] - eps).rsqrt()" in shown

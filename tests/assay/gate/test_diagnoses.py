@@ -23,7 +23,7 @@ def test_a_wrong_softmax_is_explained(capsys):
     assert cause in verdict.diagnosis
     assert json.loads(json.dumps(verdict.to_json()))["diagnosis"] == verdict.diagnosis
     assert Verdict.from_json(verdict.to_json()).diagnosis == verdict.diagnosis
-    assert "one axis is used instead of another" in verdict_page.page([verdict])
+    assert "softmax(x) runs along axis 0 instead of 1" in verdict_page.page([verdict])
     display.show(console(), [verdict], every=False)
     assert "wrong_axis, score" in capsys.readouterr().out
 

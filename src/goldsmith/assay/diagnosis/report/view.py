@@ -60,6 +60,9 @@ def story(diagnosis: DiagnosisFacts) -> Story:
     where = diagnosis.location.text if diagnosis.location is not None else ""
     if diagnosis.first_wrong_stage and where:
         where = f"{diagnosis.first_wrong_stage}: {where}"
+    if diagnosis.patch is not None and diagnosis.first_wrong_stage:
+        mended = view.sentence(f"{diagnosis.first_wrong_stage} is wrong: {diagnosis.patch.headline}")
+        return Story(FAIL, mended, where, tuple(diagnosis.causes[0].evidence[:3]) if diagnosis.causes else ())
     if not diagnosis.causes:
         return Story(FAIL, view.headline(diagnosis.report), where)
     best = diagnosis.causes[0]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...support.dispatch_mode import DispatchMode
-from .recorder import Key, Recorder, SourceLine
+from .faulty_line import SourceLine
+from .recorder import Key, Recorder
 
 MOVES = frozenset(
     "view _unsafe_view reshape t transpose permute expand unsqueeze squeeze slice select clone _to_copy copy copy_ "
