@@ -6,8 +6,8 @@ import torch
 
 from assay.diagnosis.targets import adapter, session_of
 from goldsmith import assay
+from goldsmith.assay.diagnosis.graph.recording import Listening
 from goldsmith.assay.diagnosis.whatif import search
-from goldsmith.assay.diagnosis.whatif.run.calls import Listening
 
 
 def strictly(target):

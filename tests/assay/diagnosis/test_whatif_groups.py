@@ -6,10 +6,10 @@ import torch
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.driver import diagnose
+from goldsmith.assay.diagnosis.edits import reductions
 from goldsmith.assay.diagnosis.whatif import search
 from goldsmith.assay.diagnosis.whatif.engine import Search
 from goldsmith.assay.diagnosis.whatif.masks import padding
-from goldsmith.assay.diagnosis.whatif.sums import reductions
 from goldsmith.assay.execute import hooks
 
 pytestmark = pytest.mark.sweep(3)

@@ -5,8 +5,8 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
+from goldsmith.assay.diagnosis.graph.node import Node
 from goldsmith.assay.diagnosis.whatif import explain
-from goldsmith.assay.diagnosis.whatif.run.calls import OperatorCall
 from goldsmith.assay.diagnosis.whatif.sums import surviving_addends
 
 pytestmark = pytest.mark.sweep(3)
@@ -140,5 +140,5 @@ def test_an_online_softmax_without_rescaling(candidate, golden, cases, which):
 def test_a_sum_of_another_shape_is_skipped():
     """It once raised an error, and the diagnosis lost all changes of sums."""
     x, golden = torch.ones(3, 24), torch.ones(5, 4)
-    call = OperatorCall(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
+    call = Node(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
     assert list(surviving_addends._for_each(call, [call], golden, golden + 1, golden)) == []

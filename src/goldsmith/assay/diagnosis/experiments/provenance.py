@@ -23,8 +23,10 @@ from ...nonfinite.events import Event
 from ...nonfinite.watch import watch
 from ...support.dispatch_mode import DispatchMode
 from ..facts.evidence import NonFiniteOrigin
-from ..whatif.run.calls import Listening, OperatorCall, _line, with_result
-from ..whatif.run.golden import Golden
+from ..graph.golden import Golden
+from ..graph.node import Node
+from ..graph.recording import Listening, source_line
+from ..whatif.change import with_result
 from .isolate import named, order
 
 PROBE = "provenance"
@@ -93,12 +95,15 @@ class _Freed(DispatchMode):
         places = [t.untyped_storage().data_ptr() for t in tensors]
         if name == "fill_" and places and isinstance(args[1], float) and math.isnan(args[1]):
             if not _by_the_assay():
-                self.places[places[0]] = _line()
+                self.places[places[0]] = source_line()
         elif name not in ("copy_", "zero_", "normal_", "uniform_") and not self.read:
             at = next((p for p, t in zip(places, tensors, strict=True) if p in self.places and _nan(t)), None)
             added = at is not None and name in _ADDING and at == places[0] and _nan(tensors[0])
             if at is not None and (added or not func._schema.is_mutable and not _view(func)):
-                self.filled, self.read = f" at {self.places[at]}" if self.places[at] else "", f"{name} at {_line()}"
+                self.filled, self.read = (
+                    f" at {self.places[at]}" if self.places[at] else "",
+                    f"{name} at {source_line()}",
+                )
                 self.added = added
         return func(*args, **(kwargs or {}))
 
@@ -151,7 +156,7 @@ def _exponential(event: Event) -> bool:
     return event.op.split("::")[-1].rstrip("_") in ("exp", "exp2", "expm1")
 
 
-def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> tuple[OperatorCall, float, str] | None:
+def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> tuple[Node, float, str] | None:
     """The golden's operation that exceeds a dtype's maximum in exactly the wrong elements."""
     golden = Golden(examination.ref)
     mode = Listening().record()
@@ -168,7 +173,7 @@ def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> 
     return None
 
 
-def _large(calls: list[OperatorCall], *dtypes: torch.dtype) -> Iterator[tuple[OperatorCall, float, str, float]]:
+def _large(calls: list[Node], *dtypes: torch.dtype) -> Iterator[tuple[Node, float, str, float]]:
     limits = {str(d).removeprefix("torch."): float(torch.finfo(d).max) for d in (*dtypes, torch.float16)}
     for call in calls:
         if isinstance(call.out, Tensor) and call.out.is_floating_point() and call.out.numel():

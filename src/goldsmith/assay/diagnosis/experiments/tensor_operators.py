@@ -5,8 +5,9 @@ from __future__ import annotations
 from ...judge.examination import Examination
 from ..causes.rules.reading import Reading, label, plain
 from ..facts.evidence import Evidence
-from ..whatif.run.calls import Listening, behind
-from ..whatif.run.golden import Golden
+from ..graph.golden import Golden
+from ..graph.node import behind
+from ..graph.recording import Listening
 
 
 def tensor_operators(examination: Examination, evidence: Evidence) -> frozenset[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...golden.golden_results import GoldenResults
 from ...support.dispatch_mode import DispatchMode
 from ...support.torch_settings import default_dtype
-from ..whatif.run.decompositions import Opened
+from ..graph.decompositions import Opened
 
 _MOST = 1500  # tensors
 _MOST_ELEMENTS = 1 << 16  # of one tensor

@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from .run.calls import Change, OperatorCall, whole
+from ..edits.golden_edit import GoldenEdit, NamedEdit
+from ..graph.node import Node
+from ..graph.tensors import whole
+from .change import Change
+from .edited import change_of
 
 _MOST = 64  # operators in a group
 _TURNS = 4  # iterations of a loop, at least
@@ -17,7 +21,7 @@ _PLACED = frozenset("select slice narrow".split())  # their arguments differ fro
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
-def turning(calls: Sequence[OperatorCall]) -> set[int]:
+def turning(calls: Sequence[Node]) -> set[int]:
     """The operators of a loop: those whose line has several equal ones."""
     lines: dict[tuple, list[int]] = {}
     for call in calls:
@@ -26,13 +30,13 @@ def turning(calls: Sequence[OperatorCall]) -> set[int]:
     return {i for members in lines.values() if len(members) >= _TURNS for i in members}
 
 
-def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
+def _reading(calls: Sequence[Node], call: Node) -> tuple:
     """Name, line, and the shapes of the tensors it reads."""
     shapes = tuple(tuple(a.shape) for a in call.tensors)
     return call.name, call.line, call.backward, shapes
 
 
-def signature(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
+def signature(calls: Sequence[Node], call: Node) -> tuple:
     """The same, with the operators that made those tensors; for other arguments, the value."""
     makers = []
     for key in call.makers:
@@ -44,7 +48,7 @@ def signature(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
     return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
 
 
-def _indexed_alike(call: OperatorCall) -> tuple | None:
+def _indexed_alike(call: Node) -> tuple | None:
     """Reads of several tensors with the same integers."""
     numbers = [a for a in (*call.args, *_listed(call.args)) if whole(a)]
     if not numbers:
@@ -56,9 +60,9 @@ def _listed(args: tuple) -> list:
     return [b for a in args if isinstance(a, list | tuple) for b in a]
 
 
-def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def grouped(calls: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
     """One change for every kind shared by all operators of a line, of an expression, or with the same indices."""
-    groups: dict[tuple, list[OperatorCall]] = {}
+    groups: dict[tuple, list[Node]] = {}
     for call in calls:
         if changes.get(call.index):
             if call.line:
@@ -77,7 +81,7 @@ def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change
             yield from together(members, changes)
 
 
-def _in_turn(groups: Mapping[tuple, Sequence[OperatorCall]]) -> Iterator[Sequence[OperatorCall]]:
+def _in_turn(groups: Mapping[tuple, Sequence[Node]]) -> Iterator[Sequence[Node]]:
     """If a line calls an operator several times per iteration: one of those calls, in all iterations."""
     for (_, where, *_), members in groups.items():
         for each in (2, 3, 4) if ":" in str(where) else ():
@@ -85,7 +89,7 @@ def _in_turn(groups: Mapping[tuple, Sequence[OperatorCall]]) -> Iterator[Sequenc
                 yield from (members[i::each] for i in range(each))
 
 
-def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def together(members: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
     """One change for every kind that all members share."""
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
@@ -98,16 +102,21 @@ def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Cha
             cause, also = first.cause, first.also
             if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
                 cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
+            if all(c.edit is not None for c in alike):
+                actions = tuple(a for c in alike if c.edit is not None for a in c.edit.actions)
+                merged = replace(first.edit, actions=actions) if first.edit is not None else GoldenEdit(actions)
+                yield change_of(NamedEdit(cause, text, merged, first.prior - 0.05, first.params, also, first.free))
+                continue
             yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
 
 
-def _running(members: Sequence[OperatorCall]) -> bool:
+def _running(members: Sequence[Node]) -> bool:
     """Whether each member adds to the result of the one before."""
     chained = zip(members, members[1:], strict=False)
     return members[0].name in ("add", "add_") and all(a.index in b.makers for a, b in chained)
 
 
-def _kinds(call: OperatorCall, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
+def _kinds(call: Node, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
     """Changes by cause, text without names and numbers, and position among equal ones."""
     kinds: dict[tuple[str, str, int], Change] = {}
     for change in changes:

@@ -21,11 +21,11 @@ from ...execute.records import CandidateRun, Material
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination, decided
 from ..facts.evidence import WhatIf
+from ..graph.golden import Golden
 from . import offers
+from .change import Change
 from .engine import Search, seconds
 from .judge import Judge
-from .run.calls import Change
-from .run.golden import Golden
 from .witness import of_this_draw
 
 _SECONDS = 1.5  # CPU seconds

@@ -17,14 +17,16 @@ from ...judge.examination import Examination
 from ..experiments.isolate import named
 from ..facts.evidence import WhatIf
 from ..facts.numbers import known
+from ..graph.golden import Golden
+from ..graph.node import Changed, Instead, Node, behind, compared
+from ..graph.recording import Listening
+from ..graph.replay import Replay, Unknown, taped
 from . import offers
 from .backward import addend_factors
+from .change import Change
 from .free_numbers import EXPLAINED, sought
 from .inputs import composed_slices
 from .judge import Judge
-from .run.calls import Change, Changed, Instead, Listening, OperatorCall, behind, compared
-from .run.golden import Golden
-from .run.replay import Replay, Unknown, taped
 from .substituted_saved import read_instead
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
@@ -163,7 +165,7 @@ class Search:
             if others >= share:
                 self._least_prior = max(self._least_prior, what.prior - rarer)
 
-    def _calls(self) -> list[OperatorCall]:
+    def _calls(self) -> list[Node]:
         mode = Listening().record()
         value = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
         calls = mode.calls or []
@@ -177,7 +179,7 @@ class Search:
         self.alike = next((c.expression for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
-    def _changes(self, calls: list[OperatorCall]) -> Iterator[Change]:
+    def _changes(self, calls: list[Node]) -> Iterator[Change]:
         """The allowed changes that reach the wrong elements, in order of their priors."""
         reached: dict[int, bool] = {}
         for change in sorted(filter(self.allows, offers.of(self, calls)), key=lambda c: -c.prior):
@@ -190,7 +192,7 @@ class Search:
     def allows(self, change: Change) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None
 
-    def _reaches(self, call: OperatorCall) -> bool:
+    def _reaches(self, call: Node) -> bool:
         """Whether NaN in the operator's result reaches every wrong element."""
 
         def poisoned(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -284,7 +286,7 @@ class Search:
                 return False
         return True
 
-    def _context_of(self, draw: Witness) -> tuple[list[OperatorCall], Judge]:
+    def _context_of(self, draw: Witness) -> tuple[list[Node], Judge]:
         """The recorded operators and the judge of another draw, from which `Change.redone` finds changes there."""
         mode = Listening().record()
         draw.golden.run_under(mode, draw.leaves, self.tensor)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..facts.evidence import WhatIf
 from ..facts.numbers import name
+from .change import Change
 from .gauss_newton import fitting
-from .run.calls import Change
 from .search_context import SearchContext
 from .witness import few
 

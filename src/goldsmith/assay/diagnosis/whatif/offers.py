@@ -6,35 +6,35 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
+from ..edits import arithmetic as arithmetic_edits
+from ..edits import epsilons as epsilons_edits
+from ..edits import indices, integers, masks, readers, saved, scans, softmax
+from ..edits import inputs as input_edits
+from ..edits import reductions as reduction_edits
+from ..edits.golden_edit import NamedEdit
 from ..experiments.isolate import named
-from . import call_groups
+from ..graph.graph import Graph
+from ..graph.node import Node
+from . import call_groups, edited
 from .backward import (
     addend_factors,
     addend_weights,
     block_sums,
-    cross_products,
     min_max_choices,
     rank_sums,
     recomputation,
     regrouped_sums,
-    row_offsets,
-    saved_tensors,
     slopes,
     softmax_inner_products,
     transposed_reads,
-    unnormalised_weights,
 )
+from .change import Change
 from .indexing import (
-    axis_splits,
-    grouped_heads,
-    indices,
-    lookups,
     memory_layouts,
-    neighbours,
     offset_arithmetic,
-    pair_tables,
     pieces,
     positions,
     repeated_rows,
@@ -43,13 +43,7 @@ from .indexing import (
     uncovered_rows,
 )
 from .inputs import (
-    block_offsets,
-    component_orders,
     composed_slices,
-    integer_signs,
-    integers,
-    leaves,
-    partitions,
     scalars,
     sequence_boundaries,
     swapped_results,
@@ -57,125 +51,97 @@ from .inputs import (
 from .loops import (
     chunk_borders,
     gradient_carries,
-    in_place_updates,
     loop_bounds,
     marginals,
     recursion_starts,
     restarts,
-    stale_reads,
     turn_offsets,
 )
-from .masks import diagonal_masks, infinities, invalid_indices, masked_terms, masked_values, padded_ends, padding
+from .masks import padded_ends, padding
 from .operators import (
     convolutions,
-    divisors,
-    elementwise,
-    epsilons,
-    factor_placement,
-    factor_scopes,
-    functions,
     interpolation,
-    operands,
     outer_products,
     partial_terms,
     pooling,
     single_readers,
     unfold,
 )
-from .run.calls import Change, OperatorCall
 from .search_context import SearchContext
 from .sums import (
-    block_means,
     gradient_addends,
-    normalisation,
     one_hot_sums,
-    online_softmax,
-    prefix_sums,
     reduction_axes,
-    reductions,
-    remainders,
     sorted_products,
-    split_sums,
     surviving_addends,
-    triangular_sums,
 )
 
+
+def _edited(edits: Callable[..., Iterable[NamedEdit]], *arguments: object) -> Iterable[Change]:
+    return edited.changes(edits(*arguments))
+
+
+def _of_backward(edits: Callable[..., Iterable[NamedEdit]], nodes: list[Node], *arguments: object) -> Iterable[Change]:
+    return edited.of_backward(edits(*arguments), nodes)
+
+
 _OF_A_CALL = (
-    ("elementwise", elementwise.changes),
-    ("epsilons", epsilons.changes),
-    ("reductions", reductions.changes),
-    ("online softmax", online_softmax.changes),
-    ("block means", block_means.changes),
-    ("prefix sums", prefix_sums.changes),
-    ("functions", functions.changes),
+    ("arithmetic", partial(_edited, arithmetic_edits.edits)),
+    ("epsilons", partial(_edited, epsilons_edits.edits)),
+    ("reductions", partial(_edited, reduction_edits.edits)),
+    ("softmax", partial(_edited, softmax.edits)),
+    ("scans", partial(_edited, scans.edits)),
+    ("indices", partial(_edited, indices.edits)),
+    ("integer signs", partial(_edited, indices.integer_signs)),
+    ("masks", partial(_edited, masks.edits)),
     ("convolutions", convolutions.changes),
     ("unfold", unfold.changes),
-    ("integer signs", integer_signs.changes),
-    ("indices", indices.changes),
-    ("lookups", lookups.changes),
-    ("diagonal masks", diagonal_masks.changes),
     ("topk weights", topk_weights.changes),
-    ("row offsets", row_offsets.of_a_call),
-    ("masked values", masked_values.changes),
-    ("axis splits", axis_splits.changes),
-    ("factor placement", factor_placement.changes),
-    ("grouped heads", grouped_heads.changes),
     ("pooling", pooling.changes),
-    ("triangular sums", triangular_sums.changes),
     ("positions", positions.changes),
     ("outer products", outer_products.changes),
-    ("normalisation", normalisation.changes),
     ("offset arithmetic", offset_arithmetic.changes),
-    ("neighbours", neighbours.changes),
-    ("infinities", infinities.changes),
     ("laid_out", memory_layouts.changes),
-    ("divisors", divisors.changes),
-    ("pair tables", pair_tables.changes),
-    ("split sums", split_sums.changes),
-    ("cross products", cross_products.changes),
     ("interpolation", interpolation.changes),
 )
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
-def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
+def of(search: SearchContext, calls: list[Node]) -> list[Change]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
     offered = partial(_offered, search)
-    waiting = offered("leaves", leaves.changes, search.examination, search.leaves)
-    waiting += offered("block offsets", block_offsets.changes, search.leaves)
-    waiting += offered("partitions", partitions.changes, search.leaves)
+    material = search.examination.material
+    numbers = {**material.sizes, **material.scalars}
+    narrowable = frozenset(n for n, t in material.inputs.items() if t.dtype == torch.float32)
+    waiting = offered("inputs", partial(_edited, input_edits.edits), search.leaves, narrowable)
+    waiting += offered("integers", partial(_edited, integers.edits), search.leaves, numbers)
     waiting += offered("sequence boundaries", sequence_boundaries.changes, search.leaves, search.tensor)
-    waiting += offered("component orders", component_orders.changes, search.leaves)
     waiting += offered("repeated rows", repeated_rows.changes, calls, search.behind)
     theirs = {n: t for n, (_, t) in named(search.own).items()}
     waiting += offered("swapped results", swapped_results.changes, search.examination.ref.values, theirs, search.tensor)
     waiting += offered("scalars", scalars.changes, search.examination.material.scalars, search.leaves)
-    material = search.examination.material
-    numbers = {**material.sizes, **material.scalars}
     waiting += offered("composed slices", composed_slices.changes, search.leaves, search.tensor, numbers)
-    waiting += offered("integers", integers.changes, search.leaves, numbers)
     waiting += offered("recursion starts", recursion_starts.changes, search.leaves, numbers)
-    waiting += offered("invalid indices", invalid_indices.changes, calls, search.behind)
+    waiting += offered("invalid indices", partial(_edited, masks.unchecked_indices), calls, search.behind)
     waiting += offered("positions", positions.steps, calls, search.behind, numbers)
-    waiting += offered("normalisation", normalisation.by_parts, calls, search.behind, numbers)
+    waiting += offered("normalisation", partial(_edited, softmax.by_parts), calls, search.behind, numbers)
     waiting += offered("uncovered rows", uncovered_rows.changes, calls, search.behind, numbers)
     waiting += offered("pieces", pieces.changes, calls, search.behind)
-    waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
-    waiting += offered("saved tensors", saved_tensors.changes, calls, search.examination.target.saved)
+    waiting += offered("readers", partial(_edited, readers.edits), Graph(calls, search.behind), _known(search))
+    graph = Graph(calls, search.behind)
+    saved_edits = partial(_of_backward, saved.edits, calls)
+    waiting += offered("saved tensors", saved_edits, graph, search.examination.target.saved, search.leaves)
     waiting += offered("slopes", slopes.changes, calls)
     waiting += offered("sorted products", sorted_products.changes, calls)
     waiting += [c for c in offered("padding", padding.changes, calls) if c.at in search.behind]
     waiting += offered("padded ends", padded_ends.changes, search, calls)
     waiting += offered("single readers", single_readers.changes, calls, search.behind)
     waiting += offered("turn offsets", turn_offsets.changes, calls, search.behind)
-    waiting += offered("segment offsets", segment_offsets.changes, calls, search.behind, search.leaves)
-    waiting += offered("factor scopes", factor_scopes.changes, calls, search.behind)
+    waiting += offered("segment offsets", segment_offsets.changes, calls, search.behind)
     waiting += offered("partial terms", partial_terms.changes, calls, search.behind)
-    waiting += offered("remainders", remainders.changes, calls, search.behind)
-    waiting += offered("stale reads", stale_reads.changes, calls, search.behind)
-    waiting += offered("masked terms", masked_terms.changes, calls, search.behind)
+    waiting += offered("remainders", partial(_edited, scans.remainders), calls, search.behind)
+    waiting += offered("masked terms", partial(_edited, masks.hidden_terms), calls, search.behind)
     waiting += offered("loop bounds", loop_bounds.changes, calls, search.behind)
-    waiting += offered("in place updates", in_place_updates.changes, calls, search.behind)
     waiting += offered("addend factors", addend_factors.changes, calls, search.behind)
     waiting += offered("reduction axes", reduction_axes.in_addends, calls, search.behind)
     turning = call_groups.turning([call for call in calls if call.index in search.behind])
@@ -185,7 +151,7 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
             continue
         own_changes = [c for kind, source in _OF_A_CALL for c in offered(kind, source, call, calls)]
         own_changes = [c for c in own_changes if search.allows(c)]
-        often = offered("repeated", reductions.repeated, call)
+        often = offered("repeated", partial(_edited, reduction_edits.repeated), call)
         waiting += (
             [replace(c, prior=c.prior - _ONE_TURN) for c in own_changes] if call.index in turning else own_changes
         )
@@ -204,16 +170,13 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
     return waiting
 
 
-def _in_backward(search: SearchContext, calls: list[OperatorCall], by_call: Mapping[int, list[Change]]) -> list[Change]:
+def _in_backward(search: SearchContext, calls: list[Node], by_call: Mapping[int, list[Change]]) -> list[Change]:
     """Changes for mistakes that only hand-written backwards make."""
     offered = partial(_offered, search)
     material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
-    waiting = offered("row offsets", row_offsets.changes, calls, search.behind)
-    waiting += offered("marginals", marginals.changes, calls, search.behind)
-    waiting += offered("unnormalised weights", unnormalised_weights.changes, calls, search.behind)
+    waiting = offered("marginals", marginals.changes, calls, search.behind)
     waiting += offered("min max choices", min_max_choices.changes, calls, search.behind)
-    waiting += offered("partitions", partitions.in_backward, calls, search.behind, search.leaves)
     waiting += offered("regrouped sums", regrouped_sums.changes, calls, search.behind)
     waiting += offered("gradient carries", gradient_carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun
 from ...judge.examination import Examination
+from ..graph.golden import Golden
+from ..graph.node import Changed
+from .change import Change
 from .judge import Judge
-from .run.calls import Change, Changed
-from .run.golden import Golden
 
 
 class SearchContext(Protocol):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..facts.evidence import WhatIf
-from .run.calls import floating
+from ..graph.tensors import floating
 
 _NEAR = 1e-9  # relative to the size: both are float64
 _RARER = 0.03

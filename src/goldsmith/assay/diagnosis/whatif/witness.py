@@ -19,9 +19,11 @@ from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
 from ..experiments.isolate import named
+from ..graph.golden import Golden
+from ..graph.node import Node
+from ..graph.recording import Listening
+from .change import Change
 from .judge import Judge
-from .run.calls import Change, Listening, OperatorCall
-from .run.golden import Golden
 
 FEW = 8  # wrong elements, at most, that a change can explain by chance
 _PROBE = "whatif"
@@ -71,7 +73,7 @@ def of_this_draw(change: Change) -> bool:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, Tensor) and value.numel() > 1 or isinstance(value, OperatorCall):
+        if isinstance(value, Tensor) and value.numel() > 1 or isinstance(value, Node):
             return True
         if isinstance(value, tuple | list):
             waiting += value

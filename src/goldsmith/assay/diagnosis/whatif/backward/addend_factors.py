@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...graph.node import Changed, Key, Node
+from ...graph.tensors import floating
 from ..call_groups import signature
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, instead, with_result
+from ..change import Change, instead, with_result
 
 _SUMS = frozenset("add add_ sub sub_".split())
 _PRODUCTS = frozenset("mul mm bmm mv".split())
@@ -21,9 +23,9 @@ _ADDENDS, _FACTORS = 12, 24
 _LEAST = 1e-12  # relative to the addends' size: a smaller sum is zero for every input
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     backward = [c for c in calls if c.backward and c.index in among]
-    addends: dict[int, OperatorCall] = {}
+    addends: dict[int, Node] = {}
     for call in backward:
         if call.name in _SUMS:
             for key in call.makers[:2]:
@@ -45,9 +47,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             yield Change("wrong_factor", text, addend.index, _times(factor), {**params, "named": name}, 0.5)
 
 
-def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -> Iterator[Change]:
+def _left_out(calls: Sequence[Node], backward: Sequence[Node]) -> Iterator[Change]:
     """One of the paths contributes nothing, in every iteration of a loop."""
-    ways: dict[tuple, dict[int, OperatorCall]] = {}
+    ways: dict[tuple, dict[int, Node]] = {}
     for call in backward:
         for i, key in enumerate(call.makers[:2] if call.name in _SUMS else ()):
             maker = _maker(calls, key)
@@ -72,7 +74,7 @@ def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -
         yield Change("missing_term", text, at[0], group[0][1], more, prior, group=group if len(group) > 1 else ())
 
 
-def _source(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall:
+def _source(calls: Sequence[Node], call: Node) -> Node:
     """The gradient before it is scattered into a larger one (select, slice, expand)."""
     while call.name in _PLACING and call.makers:
         before = _maker(calls, call.makers[0])
@@ -82,12 +84,12 @@ def _source(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall:
     return call
 
 
-def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
+def _maker(calls: Sequence[Node], key: Key) -> Node | None:
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     return maker if maker is not None and maker.backward and maker.owns else None
 
 
-def _forward(calls: Sequence[OperatorCall]) -> list[tuple[str, Tensor]]:
+def _forward(calls: Sequence[Node]) -> list[tuple[str, Tensor]]:
     """The forward's inputs and results with several elements, by name; the latest tensor of a name wins."""
     tensors: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:
@@ -109,7 +111,7 @@ def _times(factor: Tensor) -> Changed:
     return with_result(lambda out: out * factor)
 
 
-def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Changed]:
+def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Changed]:
     """Backward sums that are 0 for every input, or that have such an addend, with a change that keeps them as they are.
 
     An example is the path of a norm's mean through its variance: a kernel's formula does not have it. When another
@@ -138,7 +140,7 @@ def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Chang
     return zeroed
 
 
-def _vanishes(call: OperatorCall, addend: Tensor) -> bool:
+def _vanishes(call: Node, addend: Tensor) -> bool:
     axes = call.args[1] if len(call.args) > 1 and call.args[1] else list(range(addend.dim()))
     size, total = addend.abs().sum(axes), addend.sum(axes).abs()
     return bool((size > 0).any()) and bool((total <= _LEAST * size).all())

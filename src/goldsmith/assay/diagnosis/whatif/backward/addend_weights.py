@@ -11,15 +11,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...graph.node import Key, Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 from ..judge import Judge
-from ..run.calls import Change, Key, OperatorCall, floating, with_result
 
 _MOST = 256  # factors
 _TIMES = 2  # elements per factor, at least
 _FACTORS = 24
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[Change]:
     for call in calls:
         product = call.name in ("mm", "bmm") and call.backward and call.index in among and floating(call.out)
         if not product or call.out.numel() != judge.golden.numel() or not bool(judge.finite.all()):
@@ -36,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Ite
             yield from _scaled(calls, call, judge)
 
 
-def _scaled(calls: Sequence[OperatorCall], call: OperatorCall, judge: Judge) -> Iterator[Change]:
+def _scaled(calls: Sequence[Node], call: Node, judge: Judge) -> Iterator[Change]:
     """The same if the gradient is the product times a factor at each place."""
     out = call.out.detach()
     if bool((out == 0).any()) or bool((judge.golden == 0).any()):
@@ -48,7 +50,7 @@ def _scaled(calls: Sequence[OperatorCall], call: OperatorCall, judge: Judge) -> 
         yield change
 
 
-def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bound: Tensor) -> Change | None:
+def _weighed(calls: Sequence[Node], call: Node, got: Tensor, bound: Tensor) -> Change | None:
     a, b = call.args[0].detach(), call.args[1].detach()
     n = a.shape[-1]
     if not 1 < n <= _MOST or got.numel() < _TIMES * n + 2:
@@ -79,7 +81,7 @@ def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bou
                   also=("repeated_term",))  # fmt: skip
 
 
-def _name(calls: Sequence[OperatorCall], factors: Tensor) -> str:
+def _name(calls: Sequence[Node], factors: Tensor) -> str:
     """The factors' name in the golden: a row of it, an inverse, or a quotient or product of two."""
     rows: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:

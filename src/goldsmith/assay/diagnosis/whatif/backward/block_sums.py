@@ -10,15 +10,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments
 
 BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "mv": (1, 0)}
 _MOST = 128  # operators in a group
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    alike: dict[tuple, list[OperatorCall]] = {}
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+    alike: dict[tuple, list[Node]] = {}
     for call in calls:
         sums = call.name in _PRODUCTS or call.name == "sum" and _axis(call) is not None
         if call.backward and call.index in among and sums and all(map(floating, call.tensors)):
@@ -30,23 +32,23 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             yield from _turned(members[0])
 
 
-def _makers(calls: Sequence[OperatorCall], call: OperatorCall) -> Iterator[str]:
+def _makers(calls: Sequence[Node], call: Node) -> Iterator[str]:
     for key in call.makers:
         maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
         yield str(key) if maker is None else f"{maker.name} {maker.line} {maker.backward}"
 
 
-def _axis(call: OperatorCall) -> int | None:
+def _axis(call: Node) -> int | None:
     dims = call.args[1] if len(call.args) > 1 else None
     return dims[0] % call.args[0].dim() if isinstance(dims, list | tuple) and len(dims) == 1 else None
 
 
-def _contracted(call: OperatorCall) -> int:
+def _contracted(call: Node) -> int:
     axis = _PRODUCTS[call.name][0] if call.name in _PRODUCTS else _axis(call)
     return 0 if axis is None else axis
 
 
-def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
+def _cut(members: Sequence[Node]) -> Iterator[Change]:
     lengths = [c.args[0].shape[_contracted(c)] for c in members]
     often = f", in {len(members)} places" if len(members) > 1 else ""
     for block in BLOCKS:
@@ -80,7 +82,7 @@ def _only(axis: int, lo: int, hi: int) -> Changed:
     return with_arguments(part)
 
 
-def _turned(call: OperatorCall) -> Iterator[Change]:
+def _turned(call: Node) -> Iterator[Change]:
     """Each diagonal block of a square operand is read transposed."""
     for i, x in enumerate(call.tensors[:2]):
         n = x.shape[-1]

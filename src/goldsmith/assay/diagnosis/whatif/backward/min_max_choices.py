@@ -10,16 +10,17 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..run.calls import Change, Changed, OperatorCall, instead
+from ...graph.node import Changed, Node
+from ..change import Change, instead
 
 _CHOICES = frozenset("minimum maximum".split())
 _MASKS = frozenset("gt lt ge le".split())
 _MOST = 64
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """The choices of one source line change together in all iterations."""
-    lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
+    lines: dict[str, list[tuple[Node, Node | None, Node | None]]] = {}
     for call in calls:
         if call.backward or call.name not in _CHOICES or len(call.makers) != 2:
             continue
@@ -41,9 +42,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                              group=tuple(group), also=("wrong_mask", "wrong_saved_tensor"))  # fmt: skip
 
 
-def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[OperatorCall | None, OperatorCall | None]:
+def _sides(calls: Sequence[Node], choice: Node) -> tuple[Node | None, Node | None]:
     """The operators that hide the gradient where the other operand is taken, for the first and the second operand."""
-    sides: list[OperatorCall | None] = [None, None]
+    sides: list[Node | None] = [None, None]
     masks = {c.index: c for c in calls if c.backward and c.name in _MASKS and c.makers == choice.makers}
     for call in calls:
         if (
@@ -58,7 +59,7 @@ def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[Operato
     return sides[0], sides[1]
 
 
-def _whole(calls: Sequence[OperatorCall], side: OperatorCall) -> Iterator[tuple[int, Changed]]:
+def _whole(calls: Sequence[Node], side: Node) -> Iterator[tuple[int, Changed]]:
     """The whole gradient that reaches the choice; autograd halves it first where both operands are equal."""
     halved = calls[side.makers[0]] if isinstance(side.makers[0], int) and side.makers[0] >= 0 else None
     if halved is not None and halved.name == "where":

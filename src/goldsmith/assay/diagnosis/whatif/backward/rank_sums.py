@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, with_result
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 from ..sums.reduction_axes import addend_of, backward_sums
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
         at = addend_of(calls, call, among) or _spread(calls, call, among)
@@ -82,7 +84,7 @@ def _like(part: Tensor, own: tuple[int, ...], axis: int) -> list[int]:
     return [1 if d in own and d != axis else size for d, size in enumerate(part.shape)]
 
 
-def _spread(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
+def _spread(calls: Sequence[Node], call: Node, among: set[int]) -> Node | None:
     """The last operator after a sum whose result has the summed tensor's shape, with a value per place."""
     reached, last = {call.index}, None
     for other in calls[call.index + 1 :]:

@@ -12,8 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Instead, Key, OperatorCall, floating, instead
-from .saved_tensors import followed
+from ...graph.graph import followed
+from ...graph.node import Changed, Instead, Key, Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _MOST = 600  # changes
 _RARER = 0.08
@@ -21,7 +23,7 @@ _SUMS = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 _MASKS = frozenset("masked_fill where tril triu".split())
 
 
-def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
+def changes(calls: Sequence[Node], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
     """These changes affect gradients only; in the forward they would make the outputs wrong as well."""
     if not tensor.endswith(".grad"):
         return
@@ -50,24 +52,24 @@ def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change
     yield from sorted(offers, key=lambda c: -c.prior)[:_MOST]
 
 
-def _old_inner(calls: Sequence[OperatorCall]) -> tuple[tuple[int, Changed], ...]:
+def _old_inner(calls: Sequence[Node]) -> tuple[tuple[int, Changed], ...]:
     """Softmax gradients whose inner product is right: kernels take it from the output, not from the weights."""
     return tuple((c.index, _with_inner(c)) for c in calls if c.name == "_softmax_backward_data" and c.backward)
 
 
-def _in_backward(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple[tuple[int, Changed], ...]:
+def _in_backward(calls: Sequence[Node], call: Node) -> tuple[tuple[int, Changed], ...]:
     """Removes the mask that an operator of the forward applies to the gradient."""
     alike = [c for c in calls if c.backward and c.line and c.line == call.line and c.name in _MASKS]
     passing = instead(lambda *args, **kwargs: next(a for a in args if floating(a) and a.numel() > 1).clone())
     return tuple((c.index, passing) for c in alike)
 
 
-def _with_inner(call: OperatorCall) -> Changed:
+def _with_inner(call: Node) -> Changed:
     inner = (call.args[0] * call.args[1]).sum(call.args[2], keepdim=True)
     return instead(lambda g, y, *args: y * (g - inner))
 
 
-def _remade(calls: Sequence[OperatorCall], call: OperatorCall, change: Change, kept: bool) -> Instead:
+def _remade(calls: Sequence[Node], call: Node, change: Change, kept: bool) -> Instead:
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if change.change is None:
             return {}
@@ -79,7 +81,7 @@ def _remade(calls: Sequence[OperatorCall], call: OperatorCall, change: Change, k
     return instead
 
 
-def _with_old_sum(call: OperatorCall, args: Sequence) -> Tensor | None:
+def _with_old_sum(call: Node, args: Sequence) -> Tensor | None:
     """A softmax of new arguments divided by the old sum; the sum itself stays."""
     if call.name == "logsumexp":
         return call.out
@@ -90,7 +92,7 @@ def _with_old_sum(call: OperatorCall, args: Sequence) -> Tensor | None:
     return None
 
 
-def _reaching(calls: Sequence[OperatorCall], read: set[Key]) -> set[int]:
+def _reaching(calls: Sequence[Node], read: set[Key]) -> set[int]:
     """The forward operators that the tensors read by the backward depend on."""
     known: set[Key] = set(read)
     for call in reversed(calls):
@@ -101,7 +103,7 @@ def _reaching(calls: Sequence[OperatorCall], read: set[Key]) -> set[int]:
     return {k for k in known if isinstance(k, int)}
 
 
-def _summed_below(calls: Sequence[OperatorCall], call: OperatorCall) -> bool:
+def _summed_below(calls: Sequence[Node], call: Node) -> bool:
     """Whether a softmax, or its sum, depends on it."""
     known: set[Key] = {call.index}
     for other in calls[call.index + 1 :]:

@@ -13,14 +13,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Key, OperatorCall, floating, instead
-from ..sums.reductions import axes_of
+from ...edits.reductions import axes_of
+from ...graph.node import Key, Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 from .addend_factors import _forward, _vanishes
 
 _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Only sums that keep their axis are changed, so that shapes fit."""
     sums = [c for c in calls if c.backward and c.index in among and c.name == "sum" and floating(c.out)]
     known = _forward(calls) if sums else []
@@ -49,7 +51,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     yield Change("wrong_axis", text, call.index, change, params, 0.6)
 
 
-def _addends(calls: Sequence[OperatorCall], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:
+def _addends(calls: Sequence[Node], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:
     """The addends of a tensor, each with its sign."""
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if maker is not None and maker.backward and maker.owns and maker.out.shape == value.shape and most:

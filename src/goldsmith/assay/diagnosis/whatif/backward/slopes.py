@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _MOST = 8  # incoming gradients that may have passed through, per result
 _ALIASES = ("detach", "alias")
 
 
-def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def changes(calls: Sequence[Node]) -> Iterator[Change]:
     """The last of the backward's elementwise steps returns the input of an earlier one of them."""
-    known: dict[int, OperatorCall] = {}  # operators that make gradients
-    read: dict[int, list[OperatorCall]] = {}
+    known: dict[int, Node] = {}  # operators that make gradients
+    read: dict[int, list[Node]] = {}
     for call in calls:
         for key in call.makers:
             if isinstance(key, int):
@@ -33,14 +35,14 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, _passes(by.out), {"factor": "slope"}, 0.55)
 
 
-def _on_elements(call: OperatorCall, reader: OperatorCall) -> bool:
+def _on_elements(call: Node, reader: Node) -> bool:
     same = isinstance(reader.out, Tensor) and reader.out.shape == call.out.shape
     return same and reader.name not in _ALIASES
 
 
-def _before(call: OperatorCall, known: dict[int, OperatorCall]) -> list[OperatorCall]:
+def _before(call: Node, known: dict[int, Node]) -> list[Node]:
     """The gradients of its shape that it depends on, the earliest first."""
-    gradients: dict[int, OperatorCall] = {}
+    gradients: dict[int, Node] = {}
     waiting = [call]
     while waiting:
         for key in waiting.pop().makers:

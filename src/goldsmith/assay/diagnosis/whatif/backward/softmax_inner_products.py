@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, instead
+from ...graph.node import Changed, Node
+from ..change import Change, instead
 
 _MOST = 300
 _RARER = 0.03
 _NORMS = frozenset(("_softmax_backward_data", "_log_softmax_backward_data"))
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], backward_changes: Iterable[Change]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], backward_changes: Iterable[Change]) -> Iterator[Change]:
     """`backward_changes`: changes of the backward; those before a softmax's backward are offered with its old sum."""
     norms = [c for c in calls if c.backward and c.index in among and c.name in _NORMS]
     before: set[int] = set()
@@ -44,7 +45,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], backward_changes: It
         yield replace(change, text=text, group=(*group, *more), prior=change.prior - _RARER)
 
 
-def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
+def _before(calls: Sequence[Node], call: Node) -> set[int]:
     """The backward operators that its gradient depends on."""
     operators: set[int] = set()
     waiting = [call.makers[0]]
@@ -56,7 +57,7 @@ def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
     return operators
 
 
-def _with_sum(call: OperatorCall) -> Changed:
+def _with_sum(call: Node) -> Changed:
     g, y, axis = call.args[0], call.args[1], call.args[2]
     total = (g.sum(axis, keepdim=True) if call.name.startswith("_log") else (g * y).sum(axis, keepdim=True)).detach()
 

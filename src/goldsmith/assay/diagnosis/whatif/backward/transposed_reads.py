@@ -1,4 +1,4 @@
-"""The backward reads a matrix by columns instead of rows, or computes addresses with another stride.
+"""Addresses in the backward are computed with another stride.
 
 Also here: an entry that belongs to one block, such as a label's, appears in every block; and the first or last entry of
 each group counts for the neighbouring group.
@@ -11,21 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, whole, with_arguments, with_result
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, whole
+from ..change import Change, with_arguments, with_result
 from .block_sums import BLOCKS
-from .saved_tensors import followed
 
-_MOST = 24
-_MOVES = frozenset("clone _to_copy contiguous masked_fill tril triu".split())
 _CHECKED = frozenset("index index_put gather scatter scatter_add index_select index_add".split())
 _SPARSE = frozenset(
     "diagonal_backward scatter scatter_add index_put nll_loss_backward nll_loss2d_backward select_backward".split()
 )
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
-    if any(c.backward for c in calls):
-        yield from _transposed(calls)
+def changes(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     for call in calls:
         if call.index in among:
             yield from _strides(call, numbers)
@@ -33,32 +30,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
     yield from _owners(calls, among)
 
 
-def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    read: dict[Key, tuple[str, Tensor]] = {}
-    forward: dict[Key, Tensor] = {}
-    for call in calls:
-        for key, name, t in zip(call.makers, call.operands, call.tensors, strict=True):
-            if call.backward and key in forward:
-                read.setdefault(key, (name, forward[key]))
-            elif not call.backward and floating(t) and t.dim() >= 2 and t.is_contiguous() and key != -1:
-                if t.numel() * t.element_size() == t.untyped_storage().nbytes():
-                    forward[key] = t
-    for key, (name, t) in list(read.items())[:_MOST]:
-        square = t.shape[-1] == t.shape[-2]
-        if min(t.shape[-2:]) < 2 or square and torch.equal(t, t.mT):
-            continue
-
-        def instead(tensors: Mapping[Key, Tensor], key: Key = key) -> dict[Key, Tensor]:
-            old = tensors.get(key)
-            return {} if old is None else followed(list(calls), {key: old.mT.reshape(old.shape)}, _MOVES)
-
-        cause, also = ("transposed", ("wrong_stride",)) if square else ("wrong_stride", ("transposed",))
-        text = f"the backward reads {name or 'an intermediate'} by its columns, not by its rows"
-        # rows and columns of different lengths are rarely confused, so other changes come first
-        yield Change(cause, text, -1, None, {"saved": name}, 0.5 if square else 0.45, saved=instead, also=also)
-
-
-def _strides(call: OperatorCall, numbers: Mapping[str, object]) -> Iterator[Change]:
+def _strides(call: Node, numbers: Mapping[str, object]) -> Iterator[Change]:
     """Places of a flattened table: row S + column, where the golden has row W + column."""
     sizes = {int(n) for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 4096}
     sizes |= {s for t in call.tensors for s in t.shape[-3:] if s > 1}
@@ -76,7 +48,7 @@ def _strides(call: OperatorCall, numbers: Mapping[str, object]) -> Iterator[Chan
                              also=("permuted", "invalid_index"))  # fmt: skip
 
 
-def _last(call: OperatorCall) -> int:
+def _last(call: Node) -> int:
     """The last valid place; not all operators refuse a place beyond it."""
     if call.name in _CHECKED:
         return max(t.numel() for t in call.tensors) - 1
@@ -85,8 +57,8 @@ def _last(call: OperatorCall) -> int:
     return 0
 
 
-def _tiled(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    alike: dict[tuple, list[OperatorCall]] = {}
+def _tiled(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+    alike: dict[tuple, list[Node]] = {}
     for call in calls:
         sparse = call.backward and call.index in among and call.name in _SPARSE and floating(call.out)
         if sparse and call.out.dim() >= 1 and float((call.out != 0).double().mean()) <= 0.5:
@@ -112,13 +84,13 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
     return with_result(repeated)
 
 
-def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def _owners(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Changes of sorted group indices: the first entry of each group counts for the previous group, or the last entry
     for the next.
 
     The first entry of the first group stays there, or wraps around to the last group.
     """
-    groups: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
+    groups: dict[tuple, list[tuple[Node, int | None, int]]] = {}
     for call in calls:
         if not call.backward or call.index not in among:
             continue

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change
 
 _READS = frozenset("index gather index_select embedding take_along_dim".split())
 _STORES = frozenset("index_put index_put_ index_copy index_copy_ scatter scatter_ index_add index_add_".split())
@@ -21,7 +23,7 @@ _ALSO = ("transposed", "invalid_index")
 _NUMBERS = 1 << 20
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name not in _READS | _STORES or call.backward or not call.args or not floating(call.args[0]):
         return
     x = call.args[0]

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead, whole, with_result
+from ...graph.node import Node
+from ...graph.tensors import whole
+from ..change import Change, instead, with_result
 
 _ADDS, _SUBS = frozenset("add add_".split()), frozenset("sub sub_ rsub".split())
 _MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".split())
@@ -23,7 +25,7 @@ _OTHER_CAUSES = ("off_by_one", "mask_shift", "invalid_index")
 Made = Callable[[Tensor], Tensor]
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.backward or call.name not in _ALL or not whole(call.out) or call.out.numel() < 2 or len(call.args) < 2:
         return
     yield from _wrapped(call)
@@ -37,7 +39,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             yield from _divided(call, number)
 
 
-def _wrapped(call: OperatorCall) -> Iterator[Change]:
+def _wrapped(call: Node) -> Iterator[Change]:
     """Cut to a width with or without a sign: larger values become negative, or wrap around."""
     top, low = int(call.out.max()), int(call.out.min())
     for dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
@@ -51,7 +53,7 @@ def _wrapped(call: OperatorCall) -> Iterator[Change]:
         yield Change("index_overflow", text, call.index, change, {"bits": info.bits}, 0.6, also=("invalid_index",))
 
 
-def _off_by_one(call: OperatorCall) -> Iterator[Change]:
+def _off_by_one(call: Node) -> Iterator[Change]:
     """Every index is one too low or one too high."""
     for step, how in ((-1, "low"), (1, "high")):
         text = f"{call.expression} is one too {how}"
@@ -59,7 +61,7 @@ def _off_by_one(call: OperatorCall) -> Iterator[Change]:
         yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_OTHER_CAUSES)
 
 
-def _strides(call: OperatorCall, number: int) -> Iterator[Change]:
+def _strides(call: Node, number: int) -> Iterator[Change]:
     for other, how in ((number - 1, "one less"), (number + 1, "one more")):
         if other:
             text = f"the stride {number} in {call.expression} is {how}, {other}"
@@ -68,7 +70,7 @@ def _strides(call: OperatorCall, number: int) -> Iterator[Change]:
             yield Change("wrong_stride", text, call.index, change, params, 0.5, also=("invalid_index", "off_by_one"))
 
 
-def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
+def _divided(call: Node, number: int) -> Iterator[Change]:
     """n // c and n % c: one in place of the other, the c of a neighbour, or neither."""
     rest = call.name in _RESTS
     kinds: list[tuple[str, str, Made]] = [

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _LISTS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split")
 _VIEWS = ("slice", "select", "narrow")
@@ -21,9 +23,9 @@ class _Cut:
     """A tensor cut along one axis, by operators that return all pieces or one piece each."""
 
     source: str
-    lists: list[OperatorCall] = field(default_factory=list)
+    lists: list[Node] = field(default_factory=list)
     # layout of a piece -> the operators that take it
-    views: dict[tuple, list[OperatorCall]] = field(default_factory=dict)
+    views: dict[tuple, list[Node]] = field(default_factory=dict)
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -41,7 +43,7 @@ class _Cut:
                 yield call.index, _like(pieces[j][0])
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     for cut in _cuts(calls, among):
         shapes = cut.shapes[:_MOST]
         for i, j in combinations(range(len(shapes)), 2):
@@ -60,7 +62,7 @@ def _change(cut: _Cut, text: str, takes: dict[int, int], prior: float, also: tup
     return Change("swapped_results", text, group[0][0], group[0][1], params, prior, group=group, also=also)
 
 
-def _cuts(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[_Cut]:
+def _cuts(calls: Sequence[Node], among: set[int]) -> Iterator[_Cut]:
     cuts: dict[tuple, _Cut] = {}
     for call in calls:
         if call.backward or not call.makers or not call.args or not floating(call.args[0]):
@@ -83,5 +85,5 @@ def _listed(takes: dict[int, int]) -> Changed:
     return run
 
 
-def _like(there: OperatorCall) -> Changed:
+def _like(there: Node) -> Changed:
     return instead(lambda x, *args, **kwargs: there.func(x, *there.args[1:], **there.kwargs))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
-from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments, with_result
-from .indices import wraps
+from ...edits.primitives.positions import cast_through, wraps
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments, with_result
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
 _SIZES = 6
 _MOST = 96  # operators
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     """Changes of `arange`: a range from 1 that is read from 0 is off by one; a range from 0 is shifted."""
     if call.name != "arange" or call.out.numel() < 2:
         return
@@ -22,16 +25,18 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         cause, also = ("off_by_one", "shifted") if first == 1 else ("shifted", "off_by_one")
         change = with_result(lambda t, s=step: t + s)
         yield Change(cause, text, call.index, change, {"step": step}, 0.45, also=(also,))
-    for bits, wrap in wraps(call.out):
+    for bits, dtype in wraps(call.out):
         text = f"{call.expression} wraps at {bits} bits"
-        yield Change("index_overflow", text, call.index, with_result(wrap), {"bits": bits}, 0.6)
+        yield Change(
+            "index_overflow", text, call.index, with_result(partial(cast_through, dtype=dtype)), {"bits": bits}, 0.6
+        )
     of_bits = any(call.index in c.makers and c.name in _SHIFTS for c in calls)
     cause, also = ("wrong_format", "permuted") if of_bits else ("permuted", "wrong_format")
     text = f"{call.expression} counts down where it should count up"
     yield Change(cause, text, call.index, with_result(lambda t: t.flip(0)), {}, 0.45, also=(also,))
 
 
-def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
+def steps(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """A constant derived from a size of the case, such as a grid step, with that size one higher or lower."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 2}
     count = 0

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change
 
 _TAKES = frozenset("mul mul_ add add_ sub sub_ div div_ rsub".split())
 _ALSO = ("wrong_stride", "permuted")
 _MOST = 256  # axes and orders, roughly
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Changes of one operand alone, and of all operands that are broadcast along the same axes."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call in calls[: 1 << 12]:

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _CHOICES = ("topk", "sort", "gather")
 _NORMED = ("_softmax", "sigmoid")
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name == "_softmax":
         yield from _among_all(call, calls)
     if call.name in _CHOICES and call.name != "sort":
@@ -23,17 +25,17 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield _along_the_other(call)
 
 
-def _maker(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall | None:
+def _maker(calls: Sequence[Node], call: Node) -> Node | None:
     key = call.makers[0] if call.makers else -1
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
-def _axis(call: OperatorCall) -> int:
+def _axis(call: Node) -> int:
     at = {"topk": 2, "sort": 1, "gather": 1}[call.name]
     return (call.args[at] if len(call.args) > at else -1) % max(call.args[0].dim(), 1)
 
 
-def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _among_all(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     """The chosen entries' shares of the total: a softmax over all entries, not normalised again."""
     maker = _maker(calls, call)
     if maker is None or maker.name not in _CHOICES or _axis(maker) != call.args[1] % call.args[0].dim():
@@ -58,7 +60,7 @@ def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Ch
     yield Change("wrong_factor", text, call.index, shares, {"axis": axis}, 0.6, group=group, also=("wrong_mask",))
 
 
-def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _again(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     """Shares that the golden keeps, divided by the sum of the chosen ones."""
     maker, axis = _maker(calls, call), _axis(call)
     if maker is None or maker.name not in _NORMED:
@@ -74,7 +76,7 @@ def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
     yield Change("wrong_factor", text, call.index, divided, {"axis": axis}, 0.55)
 
 
-def _along_the_other(call: OperatorCall) -> Change:
+def _along_the_other(call: Node) -> Change:
     """A vector of row factors used for columns, in a square matrix."""
     axis = 1 if call.out.shape[0] == 1 else 0
     text = f"{call.operand(0) or 'a vector'} lies along axis {1 - axis} instead of {axis}"

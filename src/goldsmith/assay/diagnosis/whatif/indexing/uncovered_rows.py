@@ -8,8 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments, with_result
-from ..sums.reductions import axes_of, neutral, only
+from ...edits.primitives.repartitions import neutral
+from ...edits.primitives.spans import Span
+from ...edits.primitives.tensors import restrict
+from ...edits.reductions import axes_of
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced, whole
+from ..change import Change, with_arguments, with_result
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
 _SUMS = frozenset("sum mean amax amin logsumexp".split())
@@ -17,7 +22,7 @@ _PARTS = (2, 3, 4, 8)
 _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """One of the numbers may be the number of parts."""
     case_counts = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
     parts = {**{n: "" for n in _PARTS}, **case_counts}
@@ -37,7 +42,7 @@ def _rests(n: int, parts: Mapping[int, str]) -> Iterator[tuple[int, str]]:
             yield n - n % count, f"the remainder of {n} after {of} equal parts of {n // count} is in none of them"
 
 
-def _looked_up(call: OperatorCall) -> tuple[Tensor, int, int] | None:
+def _looked_up(call: Node) -> tuple[Tensor, int, int] | None:
     """(the index, number of rows to choose from, axes of the result after those of the index)"""
     x = call.args[0]
     if call.name == "index":
@@ -52,7 +57,7 @@ def _looked_up(call: OperatorCall) -> tuple[Tensor, int, int] | None:
     return index, x.shape[axis], 0 if call.name == "gather" else x.dim() - 1
 
 
-def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Change]:
+def _of_a_lookup(call: Node, parts: Mapping[int, str]) -> Iterator[Change]:
     lookup = _looked_up(call)
     if lookup is None or not lookup[0].numel():
         return
@@ -77,10 +82,11 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
                          also=("dtype_width", "invalid_index"))  # fmt: skip
 
 
-def _of_a_sum(call: OperatorCall, axis: int, parts: Mapping[int, str]) -> Iterator[Change]:
+def _of_a_sum(call: Node, axis: int, parts: Mapping[int, str]) -> Iterator[Change]:
     n, fill = call.args[0].shape[axis], neutral(call.name)
     for limit, why in _rests(n, parts):
         text = f"{call.expression} ends at {limit}: {why}"
-        cut = with_arguments(lambda args, k=limit: replaced(args, 0, only(args[0], axis, 0, k, fill)))
+        span = Span("equal parts", next(c for c in parts if n - n % c == limit))
+        cut = with_arguments(lambda args, s=span: replaced(args, 0, restrict(args[0], axis=axis, span=s, fill=fill)))
         yield Change("missing_partition", text, call.index, cut, {"missing": [limit, n], "axis": axis}, 0.5,
                      also=("truncated_reduction", "off_by_one"))  # fmt: skip

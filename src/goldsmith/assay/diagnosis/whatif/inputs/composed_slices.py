@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, floating
+from ...graph.tensors import floating
+from ..change import Change
 
 _SHORTEST, _LONGEST = 2, 4096  # length of an axis that is cut
 _ALL_SIZES_TO = 8  # all block sizes up to this are tried, and then powers of two

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change
+from ..change import Change
 
 _LENGTHS = 6  # lengths of axes to try
 Scalars = Mapping[str, Any]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ...graph.tensors import floating
+from ..change import Change
 from ..loops.gradient_carries import CHUNKS
-from ..run.calls import Change, floating
 from .composed_slices import GoldenRun
 
 _LEAST, _PAIRS = 2, 6

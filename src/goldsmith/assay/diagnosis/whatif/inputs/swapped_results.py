@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
-from ..run.calls import Change, floating
+from ...graph.tensors import floating
+from ..change import Change
 
 _NEAR = 1e-3  # relative to the size
 Values = Mapping[str, Tensor]

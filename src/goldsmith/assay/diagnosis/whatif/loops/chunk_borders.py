@@ -9,20 +9,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...graph.node import Node
 from ..call_groups import together
-from ..run.calls import Change, OperatorCall, with_result
+from ..change import Change, with_result
 
 _MOST = 1024  # steps
 _OF_A_STEP = 8  # operators of one name and line
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
+def changes(calls: Sequence[Node], by_call: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
     """The earliest wrong element bounds the first border: no element before it is wrong.
 
     In gradients it is the other way round: the last chunk is right.
     """
-    lines: dict[tuple[str, str, bool], list[OperatorCall]] = {}
+    lines: dict[tuple[str, str, bool], list[Node]] = {}
     for call in calls:
         if call.line and call.index in by_call:
             lines.setdefault((call.name, call.line, call.backward), []).append(call)

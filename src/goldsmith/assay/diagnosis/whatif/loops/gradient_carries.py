@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead, with_result
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating
+from ..change import Change, instead, with_result
 
 CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # iterations
 _LEAST, _MOST = 3, 2048  # iterations; operators of a run, above which dependencies are not computed
@@ -19,7 +21,7 @@ _KINDS = 6
 _ADDS = frozenset("add add_".split())
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
     for call in calls:
         if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
             yield from _of_running_sums(call)
@@ -48,7 +50,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str,
 
 
 def _with_last(
-    edges: Sequence[Sequence[OperatorCall]], leaves: Mapping[str, Tensor]
+    edges: Sequence[Sequence[Node]], leaves: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None]]:
     """The gradient of the last state starts the last chunk, or is lost as well."""
     yield "", None
@@ -58,10 +60,10 @@ def _with_last(
         yield f", the last one without {last[0]}", lambda tensors: {n: torch.zeros_like(tensors[n]) for n in last}
 
 
-def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[list[OperatorCall]]]:
+def _turns(calls: Sequence[Node], among: set[int]) -> dict[tuple, list[list[Node]]]:
     """For each kind of sum in a loop's backward, by iteration: the addends from the next iteration."""
     reach = _reach(calls)
-    kinds: dict[tuple, list[list[OperatorCall]]] = {}
+    kinds: dict[tuple, list[list[Node]]] = {}
     lines: dict[tuple, list[int]] = {}
     for call in calls:
         if call.backward:
@@ -79,7 +81,7 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[l
     return {key: members for key, members in kinds.items() if len(members) >= _LEAST - 1}
 
 
-def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list[OperatorCall], bool]]:
+def _sums(calls: Sequence[Node], among: set[int]) -> Iterator[tuple[list[Node], bool]]:
     """Backward sums that are not just a step of a larger sum: (addends, whether one is an output's gradient)"""
     adds = {c.index: c for c in calls if c.backward and c.index in among and c.name in _ADDS and floating(c.out)}
     readers: dict[int, list[int]] = {}
@@ -102,7 +104,7 @@ def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list
             yield addends, own
 
 
-def _reach(calls: Sequence[OperatorCall]) -> list[int]:
+def _reach(calls: Sequence[Node]) -> list[int]:
     """For each operator, a bit set of the operators that its result depends on."""
     reach: list[int] = []
     for call in calls:
@@ -118,7 +120,7 @@ def _nothing() -> Changed:
     return with_result(torch.zeros_like)
 
 
-def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
+def _of_running_sums(call: Node) -> Iterator[Change]:
     """A running sum that the backward takes from the end, in chunks counted from the beginning."""
     axis = call.args[1] % call.args[0].dim()
     n = call.args[0].shape[axis]

@@ -11,7 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, with_result
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 
 _MADE = frozenset("mul div add sub neg exp rsub where select_backward slice_backward".split())
 _ALSO = ("truncated_reduction", "missing_term")
@@ -19,8 +21,8 @@ _TURNS = (1, 2, 3, 4)  # such operators of one line in each iteration of a loop
 _SINGLE, _MOST, _LEAST = 3, 400, 3
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    lines: dict[tuple, list[OperatorCall]] = {}
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+    lines: dict[tuple, list[Node]] = {}
     for call in calls:
         if call.index in among and call.name in _MADE and floating(call.out) and call.owns and call.out.dim():
             lines.setdefault((call.name, call.line, call.backward, call.out.dim()), []).append(call)
@@ -36,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                         yield _without(part, axis, place, which)
 
 
-def _parts(members: Sequence[OperatorCall]) -> Iterator[Sequence[OperatorCall]]:
+def _parts(members: Sequence[Node]) -> Iterator[Sequence[Node]]:
     """Single operators if they are few; in a loop, those of every iteration together."""
     if len(members) <= _SINGLE:
         yield from ([call] for call in members)
@@ -45,7 +47,7 @@ def _parts(members: Sequence[OperatorCall]) -> Iterator[Sequence[OperatorCall]]:
             yield from (members[first::turn] for first in range(turn))
 
 
-def _without(part: Sequence[OperatorCall], axis: int, place: int, which: str) -> Change:
+def _without(part: Sequence[Node], axis: int, place: int, which: str) -> Change:
     def left_out(out: Tensor) -> Tensor:
         if not out.shape[axis]:
             return out

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced
+from ...graph.node import Changed, Key, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change
 
 _LEAST, _MOST = 2, 1024  # iterations
 _SUMS = frozenset("add add_ sum".split())
@@ -29,14 +31,14 @@ class _Turn:
     """
 
     number: int
-    adds: OperatorCall
+    adds: Node
     at: int
     makes: int
-    share: OperatorCall
+    share: Node
     before: int
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     turns = _turns(calls, among)
     if not _LEAST <= len(turns) <= _MOST or all(turn.before < 0 for turn in turns):
         return
@@ -52,7 +54,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     not alone), group=group, also=("shifted", "off_by_one"))  # fmt: skip
 
 
-def _turns(calls: Sequence[OperatorCall], among: set[int]) -> list[_Turn]:
+def _turns(calls: Sequence[Node], among: set[int]) -> list[_Turn]:
     shares = {s: call for call in calls for s in _total(calls, call, among)}
     totals = [calls[i] for i in sorted(shares) if calls[i].makers]
     makes = [next((c.index for c in calls[t.index + 1 :] if _goes_on(c, t)), t.index) for t in totals]
@@ -71,7 +73,7 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> list[_Turn]:
     return turns
 
 
-def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: int = 4) -> tuple[int, ...]:
+def _way(calls: Sequence[Node], key: Key, states: dict[Key, int], most: int = 4) -> tuple[int, ...]:
     """Path from the summed tensor to an earlier state, as (addition, operand) pairs; () if there is none."""
     call = _maker(calls, key)
     if call is None or call.name not in _ADDED or len(call.makers) != 2 or not most:
@@ -83,7 +85,7 @@ def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: 
     return ()
 
 
-def _follow(calls: Sequence[OperatorCall], key: Key, way: tuple[int, ...]) -> OperatorCall | None:
+def _follow(calls: Sequence[Node], key: Key, way: tuple[int, ...]) -> Node | None:
     """The last addition on that path."""
     call = _maker(calls, key)
     for i in way[:-1]:
@@ -91,7 +93,7 @@ def _follow(calls: Sequence[OperatorCall], key: Key, way: tuple[int, ...]) -> Op
     return call if way and call is not None and call.name in _ADDED and len(call.makers) == 2 else None
 
 
-def _total(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> Iterator[int]:
+def _total(calls: Sequence[Node], call: Node, among: set[int]) -> Iterator[int]:
     """The logsumexp l of a backward product g exp(x - l)."""
     if not call.backward or call.name != "mul" or call.index not in among:
         return
@@ -105,19 +107,19 @@ def _total(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -
             yield total.index
 
 
-def _goes_on(call: OperatorCall, total: OperatorCall) -> bool:
+def _goes_on(call: Node, total: Node) -> bool:
     """Whether the call makes the sum's next state: the first forward operator that reads the sum."""
     same = not call.backward and total.index in call.makers and call.owns and floating(call.out)
     return same and call.out.shape == total.out.shape
 
 
-def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
+def _maker(calls: Sequence[Node], key: Key) -> Node | None:
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
-def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
+def _readers(calls: Sequence[Node], among: set[int]) -> dict[Key, list[tuple[Node, int]]]:
     """Backward sums by the tensor they read, with the argument's position."""
-    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
+    readers: dict[Key, list[tuple[Node, int]]] = {}
     for call in calls:
         if call.backward and call.name in _SUMS and call.index in among:
             for i, key in zip((i for i, a in enumerate(call.args) if isinstance(a, Tensor)), call.makers, strict=False):
@@ -125,9 +127,7 @@ def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[t
     return readers
 
 
-def _carrying(
-    calls: Sequence[OperatorCall], turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]]
-) -> set[int]:
+def _carrying(calls: Sequence[Node], turns: Sequence[_Turn], readers: dict[Key, list[tuple[Node, int]]]) -> set[int]:
     """The sums that other iterations' shares depend on: the gradient passed to the previous iteration."""
     wanted = {turn.share.index for turn in turns}
     carrying: set[int] = set()
@@ -141,7 +141,7 @@ def _carrying(
 
 
 def _group(
-    turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]], carried: set[int], step: int
+    turns: Sequence[_Turn], readers: dict[Key, list[tuple[Node, int]]], carried: set[int], step: int
 ) -> tuple[tuple[int, Changed], ...]:
     current: dict[tuple[str, int], Tensor] = {}  # values of the current run
     group: dict[int, Changed] = {}

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change, floating
+from ...graph.tensors import floating
+from ..change import Change
 
 _SHORT, _MOST = 2, 96  # places along an axis, at least; changes altogether
 Leaves = Mapping[str, Tensor]

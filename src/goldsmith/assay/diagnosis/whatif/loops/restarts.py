@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ..backward.saved_tensors import followed
-from ..run.calls import Change, Instead, Key, OperatorCall, floating, replaced
+from ...graph.graph import followed
+from ...graph.node import Instead, Key, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change
 from .gradient_carries import CHUNKS
 
 _LEAST = 3  # iterations
 _KINDS = 6
 # the reader of the previous iteration's state, its argument, and the maker of that state
-Reader = tuple[OperatorCall, int, Key]
+Reader = tuple[Node, int, Key]
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     for states, readers in list(_loops(calls))[:_KINDS]:
         n = len(states)
         for chunk in (c for c in CHUNKS if c <= n):
@@ -41,7 +43,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _restarted(
-    calls: Sequence[OperatorCall], readers: Mapping[int, list[Reader]], new: Mapping[int, Tensor], kept: bool
+    calls: Sequence[Node], readers: Mapping[int, list[Reader]], new: Mapping[int, Tensor], kept: bool
 ) -> Instead:
     def instead(tensors: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         seeds: dict[Key, Tensor] = {}
@@ -56,9 +58,9 @@ def _restarted(
     return instead
 
 
-def _loops(calls: Sequence[OperatorCall]) -> Iterator[tuple[list[OperatorCall], dict[int, list[Reader]]]]:
+def _loops(calls: Sequence[Node]) -> Iterator[tuple[list[Node], dict[int, list[Reader]]]]:
     """(results of each iteration, readers of the previous iteration's) of the loops of the forward."""
-    lines: dict[tuple, list[OperatorCall]] = {}
+    lines: dict[tuple, list[Node]] = {}
     for call in calls:
         if not call.backward and call.owns and call.line and floating(call.out) and call.out.numel() > 1:
             lines.setdefault((call.name, call.line, call.out.shape), []).append(call)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments
 
 _LEAST, _MOST = 3, 1024  # iterations
 _NEVER = frozenset("detach alias clone copy_".split())
@@ -23,12 +25,12 @@ class OperandSequence:
     operand: str
     backward: bool
     at: int  # position among the arguments
-    reads: list[tuple[OperatorCall, int]] = field(default_factory=list)
+    reads: list[tuple[Node, int]] = field(default_factory=list)
     values: dict[int, Tensor] = field(default_factory=dict)
     carried: bool = False  # each iteration reads a result of the previous one
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Yields edits in which every iteration reads the operand of its neighbour.
 
     among: the operators that the wrong tensor depends on.
@@ -80,13 +82,13 @@ def _replaced_operand(at: int, new: Tensor) -> Changed:
     return with_arguments(lambda args: replaced(args, at, new))
 
 
-def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[OperandSequence]:
+def _sequences(calls: Sequence[Node], among: set[int]) -> Iterator[OperandSequence]:
     lines: dict[Maker, list[int]] = {}
     for call in calls:
         if not call.backward and call.line and call.owns:
             lines.setdefault((call.name, call.line), []).append(call.index)
     sequences: dict[tuple, OperandSequence] = {}
-    loose: dict[tuple, list[tuple[OperatorCall, int]]] = {}
+    loose: dict[tuple, list[tuple[Node, int]]] = {}
     for call in calls:
         if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
             continue
@@ -123,7 +125,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Opera
 
 
 def _extended_at_both_ends(
-    sequence: OperandSequence, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
+    sequence: OperandSequence, makers: list[int], calls: Sequence[Node], before: list[tuple[Node, int]]
 ) -> None:
     """Adds the input of the first iteration and the result of the last one to the sequence."""
     places = sorted(sequence.values)

@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inputs import integers
-from ..run.calls import Change, Changed, Listening, OperatorCall, floating, with_result
+from ...edits.golden_edit import EditedRun, NamedEdit
+from ...edits.integers import filled
+from ...graph.node import Changed, Node
+from ...graph.recording import Listening
+from ...graph.tensors import floating
+from ..change import Change, with_result
 from ..search_context import SearchContext
 
 _MOST = 4096  # operators; longer goldens get none of these edits
@@ -27,13 +31,13 @@ Pairs = list[tuple[int, int]]  # (operator in the golden's run, the same operato
 class _FullRuns:
     """Repeats the golden with full lengths before each edited run, and keeps the outputs of its operators."""
 
-    def __init__(self, search: SearchContext, full: Change):
-        self.search, self.full = search, full
+    def __init__(self, search: SearchContext, full: NamedEdit):
+        self.search, self.full = search, EditedRun(full.edit)
         self.outputs: dict[int, Any] = {}
 
-    def calls(self, now: Leaves) -> list[OperatorCall]:
+    def calls(self, now: Leaves) -> list[Node]:
         mode = Listening().record()
-        filled = {**now, **self.full.leaves(now)} if self.full.leaves is not None else now
+        filled = {**now, **self.full.inputs(now)}
         self.search.golden.run_under(mode, filled, self.search.tensor)
         return mode.calls or []
 
@@ -49,11 +53,11 @@ class _FullRuns:
         return with_result(lambda out: self.outputs[index].to(out.dtype).clone())
 
 
-def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def changes(search: SearchContext, calls: Sequence[Node]) -> Iterator[Change]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
     material = search.examination.material
-    for full in integers.full(search.leaves, {**material.sizes, **material.scalars}):
+    for full in filled(search.leaves, {**material.sizes, **material.scalars}):
         full_runs = _FullRuns(search, full)
         try:
             other = full_runs.calls(search.leaves)
@@ -63,7 +67,7 @@ def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Ch
 
 
 def _lines(
-    calls: Sequence[OperatorCall], other: Sequence[OperatorCall], among: set[int], full_runs: _FullRuns, how: str
+    calls: Sequence[Node], other: Sequence[Node], among: set[int], full_runs: _FullRuns, how: str
 ) -> Iterator[Change]:
     theirs = _by_line(other)
     count = 0
@@ -86,8 +90,8 @@ def _lines(
                      leaves=full_runs.run, group=group, also=also)  # fmt: skip
 
 
-def _by_line(calls: Sequence[OperatorCall]) -> dict[tuple[str, str], list[OperatorCall]]:
-    lines: dict[tuple[str, str], list[OperatorCall]] = {}
+def _by_line(calls: Sequence[Node]) -> dict[tuple[str, str], list[Node]]:
+    lines: dict[tuple[str, str], list[Node]] = {}
     for call in calls:
         computed = call.owns or call.name in _LOOKS_UP
         if computed and call.line and not call.backward and floating(call.out):
@@ -96,10 +100,10 @@ def _by_line(calls: Sequence[OperatorCall]) -> dict[tuple[str, str], list[Operat
 
 
 def _pairs(
-    mine: Sequence[OperatorCall],
-    theirs: Sequence[OperatorCall],
-    calls: Sequence[OperatorCall],
-    other: Sequence[OperatorCall],
+    mine: Sequence[Node],
+    theirs: Sequence[Node],
+    calls: Sequence[Node],
+    other: Sequence[Node],
 ) -> tuple[Pairs, bool]:
     """Pairs of a line's operators in both runs: all if the counts are equal, otherwise the last of each loop."""
     turns = len(mine) != len(theirs)
@@ -109,7 +113,7 @@ def _pairs(
     return [(x.index, y.index) for x, y in zip(a, b, strict=True) if x.out.shape == y.out.shape], turns
 
 
-def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[OperatorCall]:
+def _ends(calls: Sequence[Node], line: Sequence[Node]) -> list[Node]:
     """The line's operators in the last iteration of each loop: those that no other operator of the line reads."""
     read: set[int] = set()
     own = {call.index for call in line}
@@ -118,7 +122,7 @@ def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[O
     return [call for call in line if call.index not in read]
 
 
-def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
+def _before(calls: Sequence[Node], call: Node) -> set[int]:
     """The nearest operators of the same line on which `call` depends."""
     nearest: set[int] = set()
     seen: set[int] = set()

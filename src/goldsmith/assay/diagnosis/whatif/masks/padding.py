@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, with_result
-from ..sums.reductions import BLOCKS
+from ...edits.primitives.spans import BLOCKS
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 
 _ON_ELEMENTS = frozenset(
     """add sub rsub mul div pow square abs neg exp sigmoid tanh silu gelu relu sqrt rsqrt log softplus sin cos
@@ -17,7 +19,7 @@ _ON_ELEMENTS = frozenset(
 _DEPTH = 8  # operators between the load and the sum
 
 
-def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def changes(calls: Sequence[Node]) -> Iterator[Change]:
     """Sums and means over n to which each lane up to a block's end adds the value computed from 0."""
     for call in calls:
         if call.name not in ("sum", "mean") or not call.args or not floating(call.args[0]):
@@ -41,7 +43,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
             yield Change("wrong_mask", text, call.index, with_result(lambda out, a=added: out + a), params, 0.6)
 
 
-def _of_zero(calls: Sequence[OperatorCall], key: object, value: Tensor, axis: int, depth: int) -> Tensor | None:
+def _of_zero(calls: Sequence[Node], key: object, value: Tensor, axis: int, depth: int) -> Tensor | None:
     """The value at a lane of zeros, of size 1 along that axis (counted from the end); None if it is not known."""
     if value.dim() < -axis or value.shape[axis] == 1:
         return value  # the same for all lanes

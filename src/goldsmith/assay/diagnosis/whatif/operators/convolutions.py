@@ -10,26 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
-from ..sums.reductions import cut
+from ...edits.reductions import cut
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, with_arguments
 
 _DX, _DW, _DB = 0, 1, 2  # index among the results of torch's backward
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name == "convolution" and floating(call.args[0]):
         yield from _forward(call)
     elif call.name == "convolution_backward" and floating(call.args[0]):
         yield from _backward(call)
 
 
-def _forward(call: OperatorCall) -> Iterator[Change]:
+def _forward(call: Node) -> Iterator[Change]:
     w, bias = call.args[1], call.args[2]
     name = call.operand(1) or "the kernel"
     for cause, text, other, prior in _kernels(w):
         change = with_arguments(lambda args, f=other: replaced(args, 1, f(args[1])))
         yield Change(cause, f"{name} is taken {text}", call.index, change, {"operand": name}, prior)
-    for cause, text, lo, hi, params, prior in cut("the sum over channels", name, 1, w.shape[1]):
+    for cause, prior, text, span, params in cut("the sum over channels", name, 1, w.shape[1]):
+        lo, hi = span.of(w.shape[1])
 
         def part(args: tuple, lo: int = lo, hi: int = hi) -> tuple:
             kept = torch.zeros_like(args[1])
@@ -72,7 +75,7 @@ def _without(w: Tensor, at: tuple) -> Tensor:
     return w
 
 
-def _backward(call: OperatorCall) -> Iterator[Change]:
+def _backward(call: Node) -> Iterator[Change]:
     mask = call.args[10]
     if mask[_DX]:
         for cause, text, other, prior in _kernels(call.args[2]):

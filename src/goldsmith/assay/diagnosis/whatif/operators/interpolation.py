@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change
 
 _PRIOR = 0.55
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name not in ("rsub", "sub") or not floating(call.out) or not call.out.numel():
         return
     apart = _distance(call)
@@ -33,7 +35,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     yield Change("missing_term", text, call.index, lost, {}, _PRIOR, also=("lost_update", "off_by_one"))
 
 
-def _distance(call: OperatorCall) -> Tensor | None:
+def _distance(call: Node) -> Tensor | None:
     """d of 1 - d."""
     a, b = call.args[0], call.args[1]
     one, d = (b, a) if call.name == "rsub" else (a, b)

@@ -10,19 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, replaced, with_arguments, with_result
+from ...graph.node import Node
+from ...graph.tensors import replaced
+from ..change import Change, with_arguments, with_result
 
 _LENGTHS = 12
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name in ("mul", "mm", "bmm") and len(call.tensors) == 2 and isinstance(call.out, Tensor):
         yield from _outer(call)
     if call.name in ("div", "div_") and len(call.args) > 1 and _counts(call.args[1]):
         yield from _divided(call, calls)
 
 
-def _outer(call: OperatorCall) -> Iterator[Change]:
+def _outer(call: Node) -> Iterator[Change]:
     """a_i b_j in place of b_i a_j, if both axes are equally long."""
     out = call.out
     axes = [(-2, -1)] if call.name != "mul" else combinations(range(-out.dim(), 0), 2)
@@ -51,7 +53,7 @@ def _counts(value: Any) -> bool:
     return bool(((value == value.round()) & (value >= 1)).all()) and bool((value != value.flatten()[0]).any())
 
 
-def _divided(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _divided(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     """Divided by the length of some axis in the golden, or by the largest count."""
     name = call.operand(1) or "a count"
     lengths = Counter(n for c in calls for t in c.tensors for n in t.shape if n > 1)

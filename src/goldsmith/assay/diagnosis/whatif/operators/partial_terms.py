@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
@@ -21,7 +23,7 @@ _LEAST = 1e-12
 Part = tuple[str, int, int]  # name, first place, place after the last
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     pieces: dict[int, list[Part]] = {}
     for call in calls:
         if not call.backward and call.index in among and call.name == "cat" and floating(call.out):
@@ -36,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     yield from _left_out(call, axis, part, part in pieces.get(n, []))
 
 
-def _pieces(call: OperatorCall) -> Iterator[tuple[int, list[Part]]]:
+def _pieces(call: Node) -> Iterator[tuple[int, list[Part]]]:
     axis = call.args[1] if len(call.args) > 1 else 0
     at, parts = 0, []
     for number, t in enumerate(call.args[0]):
@@ -53,7 +55,7 @@ def _rests(n: int) -> list[Part]:
     return [(f"after the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
 
 
-def _left_out(call: OperatorCall, axis: int, part: Part, piece: bool) -> Iterator[Change]:
+def _left_out(call: Node, axis: int, part: Part, piece: bool) -> Iterator[Change]:
     where, lo, hi = part
     operands = [(0, 1)] if call.name in ("div", "sub") else [(0, 1), (1, 0)]
     for keep, other in operands:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating
+from ..change import Change, instead
 
 _MAX, _MEAN = ("max_pool2d_with_indices", "max_pool2d"), ("avg_pool2d",)
 _MIRRORS = {"reflection_pad1d": 1, "reflection_pad2d": 2, "reflection_pad3d": 3}
@@ -17,7 +19,7 @@ _SHORT = ("truncated_reduction", "wrong_mask")
 Place = Callable[[Tensor, int], Tensor]  # (padded places, n) -> the places of the input that they show
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.backward or not call.args or not floating(call.args[0]):
         return
     if call.name in _MAX or call.name in _MEAN:
@@ -34,7 +36,7 @@ def _two(value: Any, default: tuple[int, int]) -> tuple[int, int]:
     return (value[0], value[-1]) if value else default
 
 
-def _pooled(call: OperatorCall) -> Iterator[Change]:
+def _pooled(call: Node) -> Iterator[Change]:
     """Changes of a maximum or mean over two-dimensional windows, without dilation."""
     size = _two(call.args[1], (1, 1))
     step = _two(call.args[2] if len(call.args) > 2 else None, size)
@@ -73,7 +75,7 @@ def _pooled(call: OperatorCall) -> Iterator[Change]:
 # borders
 
 
-def _mirrored(call: OperatorCall, dims: int) -> Iterator[Change]:
+def _mirrored(call: Node, dims: int) -> Iterator[Change]:
     places: list[tuple[str, str, Place]] = [
         ("off_by_one", "the far border repeats its last position", lambda p, n: _far(p.abs(), n, 1)),
         ("off_by_one", "the near border repeats its first position",

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through, with_arguments
+from ...graph.node import Changed, Key, Node
+from ...graph.tensors import floating, replaced, seen_through
+from ..change import Change, with_arguments
 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
 _MOST = 16  # readers of one tensor
 _DEPTH = 3  # nested products
-Place = tuple[OperatorCall, int]
+Place = tuple[Node, int]
 _Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; scale -> the sum with that addend scaled
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     readers: dict[Key, list[Place]] = {}
     for call in calls:
         if call.index not in among or not call.owns or call.name in _ALIASES:
@@ -39,7 +41,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             yield from _whole_for_part(source, readers)
 
 
-def _of_one_reader(calls: Sequence[OperatorCall], source: OperatorCall, own: list[Place]) -> Iterator[Change]:
+def _of_one_reader(calls: Sequence[Node], source: Node, own: list[Place]) -> Iterator[Change]:
     """A factor, or an addend, is left out for one of several readers."""
     if not own:
         return
@@ -68,7 +70,7 @@ def _of_one_reader(calls: Sequence[OperatorCall], source: OperatorCall, own: lis
             yield Change("wrong_factor", text, reader.index, scaled, {"factor": name}, 0.5, free=1.0)
 
 
-def _whole_for_part(source: OperatorCall, readers: dict[Key, list[Place]]) -> Iterator[Change]:
+def _whole_for_part(source: Node, readers: dict[Key, list[Place]]) -> Iterator[Change]:
     """Another reader of an operand reads the result computed from it."""
     for i, key in enumerate(source.makers[:2]):
         operand = source.args[i]
@@ -86,7 +88,7 @@ def _whole_for_part(source: OperatorCall, readers: dict[Key, list[Place]]) -> It
                 yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
 
 
-def _without(calls: Sequence[OperatorCall], source: OperatorCall, depth: int) -> Iterator[tuple[str, Tensor]]:
+def _without(calls: Sequence[Node], source: Node, depth: int) -> Iterator[tuple[str, Tensor]]:
     """(a factor, the product of the others), for nested products as well."""
     if source.name not in _PRODUCTS or not depth or len(source.args) < 2:
         return
@@ -106,7 +108,7 @@ def _without(calls: Sequence[OperatorCall], source: OperatorCall, depth: int) ->
                 yield name, source.func(*replaced(source.args, i, seen), **source.kwargs)
 
 
-def _within_addends(calls: Sequence[OperatorCall], source: OperatorCall) -> Iterator[tuple[int, tuple[str, Tensor]]]:
+def _within_addends(calls: Sequence[Node], source: Node) -> Iterator[tuple[int, tuple[str, Tensor]]]:
     """A factor of one of two addends, and the sum without that factor."""
     if source.name not in _SUMS or len(source.makers) != 2 or source.func is None:
         return
@@ -118,7 +120,7 @@ def _within_addends(calls: Sequence[OperatorCall], source: OperatorCall) -> Iter
                 yield i, (name, source.func(*replaced(source.args, i, seen), **source.kwargs))
 
 
-def _addends(source: OperatorCall) -> Iterator[_Kept]:
+def _addends(source: Node) -> Iterator[_Kept]:
     if source.name not in _SUMS or not all(floating(a) for a in source.args[:2]):
         return
     (a, b), sign = source.args[:2], -1.0 if source.name == "sub" else 1.0

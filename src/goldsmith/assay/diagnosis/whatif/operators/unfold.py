@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments
+from ...graph.node import Node
+from ...graph.tensors import floating, replaced
+from ..change import Change, instead, with_arguments
 
 _ALSO = ("mask_shift", "off_by_one")
 _TAPS = 64
 
 
-def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+def changes(call: Node, calls: Sequence[Node] = ()) -> Iterator[Change]:
     if call.name == "unfold" and floating(call.args[0]) and 1 < call.args[2] <= _TAPS:
         yield from _windows(call, calls)
     elif call.name == "unfold_backward" and floating(call.args[0]) and 1 < call.args[3] <= _TAPS:
@@ -31,7 +33,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 # forward
 
 
-def _windows(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def _windows(call: Node, calls: Sequence[Node]) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % call.args[0].dim()
     before, behind = _padding(call, calls, axis)
     for step, way in ((1, "after it"), (-1, "before it")):
@@ -53,7 +55,7 @@ def _slid(x: Tensor, step: int, axis: int) -> Tensor:
     return out
 
 
-def _padding(call: OperatorCall, calls: Sequence[OperatorCall], axis: int) -> tuple[int, int]:
+def _padding(call: Node, calls: Sequence[Node], axis: int) -> tuple[int, int]:
     """Numbers of padding places before and after the input."""
     x, key = call.args[0], call.makers[0]
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
@@ -88,7 +90,7 @@ def _tapped(
     return out
 
 
-def _convolved(call: OperatorCall) -> Iterator[Change]:
+def _convolved(call: Node) -> Iterator[Change]:
     """The operator on an input with one more place, without the first or the last result."""
     x, strides = call.args[0], list(call.args[3])
     for axis in range(2, x.dim()):
@@ -110,7 +112,7 @@ def _convolved(call: OperatorCall) -> Iterator[Change]:
 # backward
 
 
-def _gradients(call: OperatorCall) -> Iterator[Change]:
+def _gradients(call: Node) -> Iterator[Change]:
     size = call.args[3]
     for last, which in ((True, "last"), (False, "first")):
         text = f"{call.expression} stores where it should add: of the taps that reach a position the {which} is left"

@@ -14,8 +14,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ...graph.node import Key, Node
+from ...graph.tensors import floating, whole
+from ..change import Change, with_result
 from ..judge import Judge
-from ..run.calls import Change, Key, OperatorCall, floating, whole, with_result
 
 # at most: elements of the incoming gradient, of the result, and pairs of both
 _SENT, _PLACES, _PAIRS = 1024, 8192, 2**21
@@ -27,9 +29,7 @@ _AT_INDICES = frozenset("index_put index_put_ index_add index_add_ scatter_add e
 _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 
 
-def changes(
-    calls: Sequence[OperatorCall], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]
-) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]) -> Iterator[Change]:
     """Integer inputs among the leaves may give an order of rows."""
     orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
     for call in calls:
@@ -48,7 +48,7 @@ def changes(
             yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge, leaves))
 
 
-def _linear(calls: Sequence[OperatorCall], call: OperatorCall, i: int, a: object) -> bool:
+def _linear(calls: Sequence[Node], call: Node, i: int, a: object) -> bool:
     """Whether the i-th argument is the incoming gradient and the result has no other addend."""
     if not isinstance(a, Tensor) or not floating(a) or not 1 < a.numel() <= _SENT or call.func is None:
         return False
@@ -60,13 +60,13 @@ def _linear(calls: Sequence[OperatorCall], call: OperatorCall, i: int, a: object
     return not bool(results[0].any()) and torch.allclose(results[1], -2 * call.out, rtol=1e-9, atol=0)
 
 
-def _result_with(call: OperatorCall, i: int, t: Tensor) -> Tensor:
+def _result_with(call: Node, i: int, t: Tensor) -> Tensor:
     args = [b.clone() if isinstance(b, Tensor) else b for b in call.args]
     args[i] = t
     return call.func(*args, **call.kwargs)
 
 
-def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]) -> Change | None:
+def _change(call: Node, at: int, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]) -> Change | None:
     sent = call.args[at].detach()
     if sent.numel() * call.out.numel() > _PAIRS:
         return None

@@ -12,8 +12,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ...graph.node import Node
+from ...graph.tensors import floating
+from ..change import Change, with_result
 from ..judge import Judge
-from ..run.calls import Change, OperatorCall, floating, with_result
 
 _FULL = 0.5  # share of the addends: with more nonzero ones it is not a scatter
 _MEET = 8  # addends of one place, at most
@@ -22,7 +24,7 @@ _CHANCE = 1e-3  # probability that a subset of the addends makes a number by acc
 _WRONG = 3  # wrong places, at least
 
 
-def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[Node], judge: Judge) -> Iterator[Change]:
     """Changes of the forward sums that make the golden's tensor."""
     golden = judge.golden.reshape(-1)
     for call in calls:
@@ -34,7 +36,7 @@ def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
             yield change
 
 
-def _addends(call: OperatorCall) -> Tensor | None:
+def _addends(call: Node) -> Tensor | None:
     """[..., n] of a sum over one axis or of a matrix product."""
     a = call.args
     if call.name == "sum" and len(a) > 1 and isinstance(a[1], list | tuple) and len(a[1]) == 1 and a[0].dim() > 1:
@@ -50,7 +52,7 @@ def _sparse(addends: Tensor) -> bool:
     return float(there.double().mean()) < _FULL and 1 < int(there.sum(-1).max()) <= _MEET
 
 
-def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | None:
+def _some_left(call: Node, addends: Tensor, judge: Judge) -> Change | None:
     got, bound, golden = (t.reshape(addends.shape[:-1]) for t in (judge.got, judge.bound, judge.golden))
     wrong = (judge.wrong_at & judge.finite).reshape(addends.shape[:-1])
     if int(wrong.sum()) < _WRONG or not bool(judge.finite.all()):

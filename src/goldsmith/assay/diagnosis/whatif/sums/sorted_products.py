@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead, whole
+from ...graph.node import Changed, Node
+from ...graph.tensors import floating, whole
+from ..change import Change, instead
 
 _ADDING = frozenset(
     "index_add index_add_ index_put index_put_ scatter_add scatter_add_ embedding_dense_backward".split()
@@ -15,7 +17,7 @@ _ADDING = frozenset(
 _MOST = 1 << 20  # elements of the products
 
 
-def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
+def changes(calls: Sequence[Node]) -> Iterator[Change]:
     """One factor of every product stays; the other is read in another order of the sorted indices."""
     for call in calls:
         if call.name not in _ADDING:
@@ -32,7 +34,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
                 yield from _reordered(product, pair, index)
 
 
-def _index(call: OperatorCall) -> Tensor | None:
+def _index(call: Node) -> Tensor | None:
     """The destination of each row."""
     indices = [a for a in call.args if whole(a)]
     if call.name.startswith("index_put"):
@@ -45,7 +47,7 @@ def _index(call: OperatorCall) -> Tensor | None:
     return None if index is None else index.reshape(-1)
 
 
-def _factors(product: OperatorCall, rows: int) -> tuple[Tensor, Tensor] | None:
+def _factors(product: Node, rows: int) -> tuple[Tensor, Tensor] | None:
     """Both factors of `rows` elementwise products, one product per row; None if there are none."""
     a, b = (*product.args[:2], None, None)[:2]
     outer = product.name in ("bmm", "mm") and isinstance(a, Tensor) and a.shape[-1] == 1
@@ -54,7 +56,7 @@ def _factors(product: OperatorCall, rows: int) -> tuple[Tensor, Tensor] | None:
     return tuple(t.expand(product.out.shape).reshape(rows, -1) for t in (a, b))
 
 
-def _reordered(product: OperatorCall, pair: tuple[Tensor, Tensor], index: Tensor) -> Iterator[Change]:
+def _reordered(product: Node, pair: tuple[Tensor, Tensor], index: Tensor) -> Iterator[Change]:
     order = index.argsort(stable=True)
     for cause, how, read in (
         ("permuted", "in reverse", order.flip(0)),
@@ -69,6 +71,6 @@ def _reordered(product: OperatorCall, pair: tuple[Tensor, Tensor], index: Tensor
             yield Change(cause, text, product.index, _read(product, pair, i, at), {"operand": name, "axis": 0}, 0.5)
 
 
-def _read(product: OperatorCall, pair: tuple[Tensor, Tensor], i: int, at: Tensor) -> Changed:
+def _read(product: Node, pair: tuple[Tensor, Tensor], i: int, at: Tensor) -> Changed:
     new = (pair[1 - i] * pair[i][at]).reshape(product.out.shape)
     return instead(lambda *args, **kwargs: new.clone())

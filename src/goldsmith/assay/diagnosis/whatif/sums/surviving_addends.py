@@ -8,15 +8,17 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ...graph.node import Node
+from ...graph.tensors import floating, whole
+from ..change import Change, with_result
 from ..judge import Judge
-from ..run.calls import Change, OperatorCall, floating, whole, with_result
 
 _MOST = 64  # updates of one place
 _SUBSETS = 8  # most addends of a place whose subsets are tried
 _CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
 
 
-def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[Node], judge: Judge) -> Iterator[Change]:
     """Changes of sums that make the golden's tensor; the candidate's values show which addends survive."""
     golden, got, bound = judge.golden, judge.got, judge.bound
     for call in calls:
@@ -29,9 +31,7 @@ def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
             yield from _of_a_sum(call, calls, golden, got, bound)
 
 
-def _of_a_sum(
-    call: OperatorCall, calls: Sequence[OperatorCall], golden: Tensor, got: Tensor, bound: Tensor
-) -> Iterator[Change]:
+def _of_a_sum(call: Node, calls: Sequence[Node], golden: Tensor, got: Tensor, bound: Tensor) -> Iterator[Change]:
     axes = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], list | tuple) else ()
     x = call.args[0]
     if len(axes) != 1 or x.dim() < 2:
@@ -46,9 +46,7 @@ def _of_a_sum(
     yield from _for_each(call, calls, golden, got, bound)
 
 
-def _for_each(
-    call: OperatorCall, calls: Sequence[OperatorCall], golden: Tensor, got: Tensor, bound: Tensor
-) -> Iterator[Change]:
+def _for_each(call: Node, calls: Sequence[Node], golden: Tensor, got: Tensor, bound: Tensor) -> Iterator[Change]:
     """A sum over an axis that is spread along it again, as ranks have it, possibly scaled."""
     x, axis = call.args[0], call.args[1][0]
     n, kept = x.shape[axis], x.sum(axis, keepdim=True)
@@ -89,7 +87,7 @@ def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[
     return (best, left) if left and bool(((best - got).abs() <= 16 * bound).all()) else None
 
 
-def _updates(call: OperatorCall) -> tuple[Tensor, Tensor] | None:
+def _updates(call: Node) -> tuple[Tensor, Tensor] | None:
     """(destination rows, updates) of an indexed addition to zeros, including gradients of rows that were read."""
     a = call.args
     if call.name in ("index_add", "index_add_") and not a[1] % max(call.out.dim(), 1) and not bool(a[0].any()):
@@ -105,7 +103,7 @@ def _updates(call: OperatorCall) -> tuple[Tensor, Tensor] | None:
     return (index, source.reshape(rows)) if source.numel() == call.out[:1].numel() * len(index) else None
 
 
-def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) -> Iterator[Change]:
+def _at_indices(call: Node, index: Tensor, source: Tensor, got: Tensor) -> Iterator[Change]:
     """The same for an indexed addition: which of several updates of a place survives depends on their order."""
     if not len(index) or int(index.min()) < 0:
         return

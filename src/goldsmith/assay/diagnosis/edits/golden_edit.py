@@ -1,0 +1,203 @@
+"""GoldenEdit: selectors with primitives, as data; NamedEdit: an edit with its cause and the sentence that tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..graph.node import Changed, Key, Node
+from ..graph.recording import writes
+from ..graph.tensors import replaced
+
+RESULT, CALL = "result", "call"
+Part = int | str | tuple[int, int]
+Source = Key | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One call of an operator in the current run, for primitives that replace the whole call."""
+
+    func: Any
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+    @property
+    def x(self) -> Tensor:
+        return self.args[0]
+
+    @property
+    def name(self) -> str:
+        return self.func._schema.name.split("::")[1]
+
+    def on(self, *args: object) -> Tensor:
+        return self.func(*args, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A function from `primitives` with its settings; called with an operand, a result, or a OperatorCall."""
+
+    of: Callable[..., Any]
+    settings: tuple[tuple[str, object], ...] = ()
+
+    def __call__(self, value: object, **tensors: Tensor) -> Any:
+        return self.of(value, **dict(self.settings), **tensors)
+
+
+def do(of: Callable[..., Any], /, **settings: object) -> Primitive:
+    return Primitive(of, tuple(settings.items()))
+
+
+@dataclass(frozen=True)
+class Action:
+    """A primitive at one place.
+
+    at    index of the operator, or name of the input
+    part  RESULT, CALL, the position of an operand, or (position, item) for an operand in a list
+    reads other tensors of the same run that the primitive gets, by argument: an input or an operator's result by its
+          key, or an operand as (operator, position)
+    """
+
+    at: int | str
+    part: Part
+    primitive: Primitive
+    reads: tuple[tuple[str, Source], ...] = ()
+
+
+@dataclass(frozen=True)
+class GoldenEdit:
+    """The actions of one edit, and the golden's source line that the first of them belongs to.
+
+    backward_only  the backward reads the edited input; the forward reads the golden's
+    follow_all     every result made from the edited inputs follows; otherwise only copies and rows of them do
+    wrap           "around" or "clamp": how indices out of range are read (the golden's own are never out of range)
+    """
+
+    actions: tuple[Action, ...]
+    line: str = ""
+    backward_only: bool = False
+    follow_all: bool = False
+    wrap: str = ""
+
+    def with_number(self, c: float) -> GoldenEdit:
+        """The edit with its free number, the setting `c` of its primitives."""
+        actions = []
+        for action in self.actions:
+            settings = dict(action.primitive.settings)
+            new = do(action.primitive.of, **settings | {"c": c}) if "c" in settings else action.primitive
+            actions.append(replace(action, primitive=new))
+        return replace(self, actions=tuple(actions))
+
+
+class EditedRun:
+    """One edit as a run needs it: other functions for its operators, and other inputs."""
+
+    def __init__(self, edit: GoldenEdit):
+        self.edit = edit
+        self.now: dict[Source, Any] = {}  # tensors of the current run that the edit reads elsewhere
+        self.needs_inputs = any(isinstance(a.at, str) or any(isinstance(k, str) for _, k in a.reads)
+                                for a in edit.actions)  # fmt: skip
+
+    def changes(self) -> tuple[tuple[int, Changed], ...]:
+        """What the edited operators do instead, by index."""
+        read: dict[int, set[Source]] = {}
+        for source in (source for action in self.edit.actions for _, source in action.reads):
+            if not isinstance(source, str):
+                read.setdefault(source[0] if isinstance(source, tuple) else source, set()).add(source)
+        places: dict[int, list[Action]] = {at: [] for at in sorted(read)}
+        for action in self.edit.actions:
+            if isinstance(action.at, int):
+                places.setdefault(action.at, []).append(action)
+        return tuple((at, self._changed(actions, read.get(at, set()))) for at, actions in places.items())
+
+    def inputs(self, now: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The edited inputs."""
+        self.now.update(now)
+        new: dict[str, Tensor] = {}
+        for action in self.edit.actions:
+            if isinstance(action.at, str):
+                new[action.at] = self._applied(action, new.get(action.at, now[action.at]))
+        return new
+
+    def saved(self, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """What the backward reads instead, of the forward's tensors by key; {} if one of them is missing."""
+        wanted = {key for a in self.edit.actions for key in (a.at, *(k for _, k in a.reads))}
+        if not wanted.issubset(tensors):
+            return {}
+        self.now.update({key: tensors[key] for _, key in (r for a in self.edit.actions for r in a.reads)})  # type: ignore[index]
+        return {a.at: self._applied(a, tensors[a.at]) for a in self.edit.actions}
+
+    def _applied(self, action: Action, value: object) -> Any:
+        return action.primitive(value, **{name: self.now[key] for name, key in action.reads})
+
+    def _changed(self, actions: list[Action], read: set[Source]) -> Changed:
+        """Operands first, then the call, then its result; tensors in `read` are kept."""
+        calls = [a for a in actions if a.part == CALL]
+        results = [a for a in actions if a.part == RESULT]
+        operands = [a for a in actions if a.part not in (CALL, RESULT)]
+
+        def run(func: Any, args: tuple, kwargs: dict) -> Any:
+            for action in operands:
+                args = self._with_operand(args, action)
+            if not calls:
+                out = func(*args, **kwargs)
+            elif writes(func):
+                out = args[0].copy_(self._applied(calls[0], OperatorCall(func, (args[0].clone(), *args[1:]), kwargs)))
+            else:
+                out = self._applied(calls[0], OperatorCall(func, args, kwargs))
+            for action in results if isinstance(out, Tensor) else ():
+                new = self._applied(action, out)
+                out = out.copy_(new) if writes(func) else new
+            self.now.update({source: args[source[1]] if isinstance(source, tuple) else out for source in read})
+            return out
+
+        return run
+
+    def _with_operand(self, args: tuple, action: Action) -> tuple:
+        if isinstance(action.part, tuple):
+            i, item = action.part
+            return replaced(args, i, [self._applied(action, a) if j == item else a for j, a in enumerate(args[i])])
+        i = int(action.part)
+        return replaced(args, i, self._applied(action, args[i]))
+
+
+@dataclass(frozen=True)
+class NamedEdit:
+    """An edit, its cause, and a sentence.
+
+    prior  how common the mistake is: of two edits that explain the same, the higher prior comes first
+    also   other causes that the same mistake may be called by, the likeliest first
+    free   where the search for the edit's number begins; None: it has none
+    drawn  the edit has numbers of this draw, so it holds for no other one
+    """
+
+    cause: str
+    text: str
+    edit: GoldenEdit
+    prior: float
+    params: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    free: float | None = None
+    drawn: bool = False
+
+
+def named(
+    node: Node, cause: str, prior: float, text: str, *actions: tuple[Part, Primitive], also: tuple[str, ...] = (),
+    free: float | None = None, **params: Any,
+) -> NamedEdit:  # fmt: skip
+    """An edit of one operator."""
+    edit = GoldenEdit(tuple(Action(node.index, part, primitive) for part, primitive in actions), node.line)
+    return NamedEdit(cause, text, edit, prior, params, also, free)
+
+
+def of_inputs(
+    names: tuple[str, ...], cause: str, prior: float, text: str, primitive: Primitive, also: tuple[str, ...] = (),
+    **params: Any,
+) -> NamedEdit:  # fmt: skip
+    """The same edit of several inputs."""
+    actions = tuple(Action(name, RESULT, primitive) for name in names)
+    return NamedEdit(cause, text, GoldenEdit(actions), prior, params, also)

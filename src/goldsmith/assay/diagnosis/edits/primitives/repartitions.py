@@ -1,0 +1,229 @@
+"""The primitives that run a reduction in another way: in blocks, over other axes, with another total."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..golden_edit import OperatorCall
+from .spans import Span
+
+NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
+_REDUCE: dict[str, Callable[..., Tensor]] = {
+    "cumsum": torch.sum, "cumprod": torch.prod, "logcumsumexp": torch.logsumexp, "sum": torch.sum, "mean": torch.mean,
+    "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm, "logsumexp": torch.logsumexp,
+}  # fmt: skip
+
+
+def neutral(name: str) -> float:
+    """The neutral element of a reduction."""
+    if name in ("amax", "logsumexp", "max", "argmax"):
+        return -torch.inf
+    return torch.inf if name == "amin" else 1.0 if name == "prod" else 0.0
+
+
+# other axes
+
+
+def reduce_over(call: OperatorCall, *, axes: tuple[int, ...], own: tuple[int, ...], keep: bool) -> Tensor:
+    """Over all axes in place of some, or over one in place of several; the result broadcasts."""
+    x = call.x
+    out = _REDUCE[call.name](x, dim=axes, keepdim=True)
+    if len(axes) <= len(own):
+        return out
+    return out.expand(x.shape).amax(own, keep)
+
+
+def reduce_view(
+    call: OperatorCall, *, shape: tuple[int, ...], axes: tuple[int, ...], own: tuple[int, ...], keep: bool, share: float
+) -> Tensor:
+    """Over axes of a view of the operand; RuntimeError if the places of one result then disagree."""
+    x = call.x
+    part = call.func(x.reshape(shape), list(axes), True, **call.kwargs) * share
+    spread = part.expand(shape).reshape(x.shape)
+    first = spread
+    for axis in own:
+        first = first.narrow(axis, 0, 1)
+    if not bool((first == spread).all()):
+        raise RuntimeError("of another shape than the golden's")
+    return first.contiguous() if keep else first.reshape([n for d, n in enumerate(x.shape) if d not in own])
+
+
+def reduce_parts(call: OperatorCall, *, axis: int, size: int, inner: bool) -> Tensor:
+    """Each part of `size` by itself, or the entries at the same position in all parts."""
+    tensors = tuple(t.unflatten(axis, (-1, size)) for t in call.args if isinstance(t, Tensor) and t.dim())
+    out = _along(call.name, tensors, axis + 1 if inner else axis)
+    return out.expand(tensors[0].shape).flatten(axis, axis + 1).contiguous()
+
+
+def reduce_together(call: OperatorCall, *, first: int) -> Tensor:
+    """Over two neighbouring axes as one."""
+    shape = call.x.shape[first : first + 2]
+    tensors = tuple(t.flatten(first, first + 1) for t in call.args if isinstance(t, Tensor) and t.dim())
+    return _along(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
+
+
+def _along(name: str, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
+    if name in ("_softmax", "_log_softmax"):
+        return tensors[0].log_softmax(axis) if name == "_log_softmax" else tensors[0].softmax(axis)
+    if name.endswith("_backward_data"):
+        g, y = tensors[:2]
+        if name.startswith("_log"):
+            return g - torch.exp(y) * g.sum(axis, keepdim=True)
+        return y * (g - (g * y).sum(axis, keepdim=True))
+    return _REDUCE[name](tensors[0], axis, keepdim=True)
+
+
+# means of blocks
+
+
+def mean_of_means(call: OperatorCall, *, axis: int, block: int, keep: bool) -> Tensor:
+    parts = [part.mean(axis, keepdim=True) for part in call.x.split(block, axis)]
+    return torch.cat(parts, axis).mean(axis, keepdim=keep)
+
+
+def less_own_mean(call: OperatorCall, *, axis: int, block: int) -> Tensor:
+    return torch.cat([part - part.mean(axis, keepdim=True) for part in call.x.split(block, axis)], axis)
+
+
+# softmax
+
+
+def softmax_total(
+    call: OperatorCall, *, axis: int, of: str, span: Span | None = None, count: int = 0, other: int = 0
+) -> Tensor:
+    """A softmax, or its logarithm, with another total: of a span, of the last entry, or with zeros taking part."""
+    x, log = call.x, call.name == "_log_softmax"
+    away = x
+    if of == "span" and span is not None:
+        lo, hi = span.of(x.shape[axis])
+        total = torch.logsumexp(x.narrow(axis, lo, hi - lo), axis, keepdim=True)
+    elif of == "last":
+        total = x.narrow(axis, x.shape[axis] - 1, 1)
+    elif of == "maximum":
+        total = x.amax(axis, keepdim=True)
+    elif of == "zeros":
+        zeros = torch.tensor(float(count)).double().log()
+        total = torch.logaddexp(torch.logsumexp(x, axis, keepdim=True), zeros)
+    else:  # "other axis"
+        away = x - x.amax(axis, keepdim=True)
+        total = torch.logsumexp(away, other, keepdim=True)
+    return away - total if log else torch.exp(away - total)
+
+
+def less_maximum(call: OperatorCall, *, axes: tuple[int, ...]) -> Tensor:
+    """x less its maximum, in place of its logsumexp."""
+    top = call.x.amax(axes, keepdim=True).reshape(call.args[1].shape)
+    return call.on(call.x, top, *call.args[2:])
+
+
+def softmax_from(call: OperatorCall, *, of: Callable[[Tensor, Tensor, Tensor], Tensor], axis: int) -> Tensor:
+    """A softmax by a formula of its argument x, the maximum m, and log(sum(exp(x - m)))."""
+    x = call.x
+    m = x.amax(axis, keepdim=True)
+    log_probs = of(x, m, torch.logsumexp(x, axis, keepdim=True) - m)
+    return log_probs if call.name == "_log_softmax" else torch.exp(log_probs)
+
+
+def logsumexp_from(
+    call: OperatorCall, *, of: Callable[[Tensor, Tensor], Tensor], axes: tuple[int, ...], keep: bool
+) -> Tensor:
+    m = call.x.amax(axes, keepdim=keep)
+    return of(m, torch.logsumexp(call.x, axes, keep) - m)
+
+
+def early_exponentials(x: Tensor, *, axis: int, block: int) -> Tensor:
+    """exp(x - the maximum at the time x was read)."""
+    running = torch.cummax(torch.stack([b.amax(axis) for b in x.split(block, axis)], axis), axis).values
+    then = running.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
+    return torch.exp(x - then).nan_to_num()  # -inf from -inf: masked, as is everything before it
+
+
+def early_factors(x: Tensor, *, axis: int, block: int) -> Tensor:
+    return early_exponentials(x.log(), axis=axis, block=block)
+
+
+def online_softmax(call: OperatorCall, *, axis: int, block: int, which: str) -> Tensor:
+    """One pass over blocks (0: a recurrence, rescaled when read) without rescaling the sum or the accumulator."""
+    x, last = call.x, call.x.amax(axis, keepdim=True)
+    early = early_exponentials(x, axis=axis, block=block) if block else _step_by_step(x, axis)
+    total = (early if "sum" in which else torch.exp(x - last)).sum(axis, keepdim=True)
+    if call.name == "_log_softmax":
+        return x - last - total.log()
+    return ((early if "accumulator" in which else torch.exp(x - last)) / total).nan_to_num()
+
+
+def online_logsumexp(call: OperatorCall, *, axis: int, block: int, keep: bool) -> Tensor:
+    return early_exponentials(call.x, axis=axis, block=block).sum(axis, keep).log() + call.x.amax(axis, keep)
+
+
+def _step_by_step(x: Tensor, axis: int) -> Tensor:
+    """A state accumulated up to each row's last place, and rescaled to the row's maximum only when read."""
+    place = torch.arange(x.shape[axis], device=x.device).view([-1 if d == axis else 1 for d in range(x.dim())])
+    last = torch.where(x > -torch.inf, place, 0).amax(axis, keepdim=True)
+    before, top = x.masked_fill(place >= last, -torch.inf), x.amax(axis, keepdim=True)
+    state = early_exponentials(before, axis=axis, block=1) * torch.exp(before.amax(axis, keepdim=True) - top)
+    return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
+
+
+def own_maxima(call: OperatorCall, *, axis: int, block: int, keep: bool = False) -> Tensor:
+    """Each block subtracts its own maximum before exp; the blocks are joined without rescaling."""
+    x, name = call.x, call.name
+    each = torch.cat([torch.exp(p - p.amax(axis, keepdim=True)) for p in x.split(block, axis)], axis).nan_to_num()
+    if name == "logsumexp":
+        return each.sum(axis, keep).log() + x.amax(axis, keep)
+    total = each.sum(axis, keepdim=True)
+    return each / total if name == "_softmax" else x - x.amax(axis, keepdim=True) - total.log()
+
+
+# scans
+
+
+def scan_blocks(call: OperatorCall, *, axis: int, block: int, first: int, carry: bool) -> Tensor:
+    """Each block starts afresh, or carries over the previous block's own total; the first is longer by `first`."""
+    x = call.x
+    n = x.shape[axis]
+    sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
+    parts = x.split(sizes, axis)
+    if not carry:
+        return torch.cat([call.func(part, axis) for part in parts], axis)
+    scanned = [call.func(parts[0], axis)]
+    for before, part in zip(parts, parts[1:], strict=False):
+        own = before.narrow(axis, before.shape[axis] - block, block)
+        both = call.func(torch.cat((own, part), axis), axis)
+        scanned.append(both.narrow(axis, block, part.shape[axis]))
+    return torch.cat(scanned, axis)
+
+
+def scan_rounds(call: OperatorCall, *, axis: int, block: int, first: int) -> Tensor:
+    """Each block's doubling scan misses its last round: it covers block // 2 places. Its last value is carried on."""
+    value, reduce, reach = NEUTRAL[call.name], _REDUCE[call.name], block // 2
+    x = call.x
+    scanned = [x.narrow(axis, 0, first)] if first else []
+    for part in x.narrow(axis, first, x.shape[axis] - first).split(block, axis):
+        own = _windows(part, axis, reach, value, reduce)
+        carry = scanned[-1].narrow(axis, scanned[-1].shape[axis] - 1, 1).expand(own.shape) if scanned else None
+        scanned.append(own if carry is None else reduce(torch.stack((own, carry)), 0))
+    return torch.cat(scanned, axis)
+
+
+def scan_window(call: OperatorCall, *, axis: int, width: int) -> Tensor:
+    """A doubling scan over the whole axis that misses its last rounds, so it covers only `width` places."""
+    return _windows(call.x, axis, width, NEUTRAL[call.name], _REDUCE[call.name])
+
+
+def _windows(x: Tensor, axis: int, width: int, value: float, reduce: Callable[..., Tensor]) -> Tensor:
+    before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], value)
+    return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
+
+
+def scan_exclusive(call: OperatorCall, *, axis: int) -> Tensor:
+    result = call.func(call.x, axis).roll(1, axis)
+    result.select(axis, 0).fill_(NEUTRAL[call.name])
+    return result
+
+
+def scan_backwards(call: OperatorCall, *, axis: int) -> Tensor:
+    return call.func(call.x.flip(axis), axis).flip(axis)

@@ -1,1 +1,0 @@
-"""Runs of the golden: recorded, changed at one operator, or replayed from a recording."""
