@@ -17,7 +17,6 @@ from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.problems import problem
 from goldsmith.assay.diagnosis.source.reading.candidate_source import NoSource, candidate_source
-from goldsmith.assay.diagnosis.source import search as searching
 from goldsmith.assay.diagnosis.source.search import find_patch
 
 SECONDS = 60.0
