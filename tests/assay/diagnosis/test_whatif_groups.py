@@ -12,7 +12,7 @@ from goldsmith.assay.diagnosis.whatif.engine import Search
 from goldsmith.assay.diagnosis.whatif.masks import padding
 from goldsmith.assay.execute import hooks
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 _MOST = 300  # runs of the candidate that a diagnosis may use
 

@@ -9,7 +9,7 @@ from goldsmith.assay.diagnosis.graph.node import Node
 from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.diagnosis.whatif.sums import surviving_addends
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 @assay.case(T=[13], V=[40])
