@@ -28,4 +28,6 @@ def rendered(path: Path = RESULTS) -> str:
 
 def _reason(row: dict[str, str]) -> str:
     text = " ".join(row.get("why", "").split()).removeprefix("goldsmith.hf: ").removeprefix("goldsmith.hf.register: ")
-    return text.partition(". Use experts_implementation")[0].replace("|", "\\|")
+    for advice in (". Use experts_implementation", ", so set_experts_implementation"):  # to callers of hf.register
+        text = text.partition(advice)[0]
+    return text.replace("|", "\\|")

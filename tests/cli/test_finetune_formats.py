@@ -8,6 +8,7 @@ from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import pyarrow.parquet
 import pytest
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
@@ -327,6 +328,18 @@ def test_a_table_that_cannot_be_read_is_one_clear_error(reading, name, content, 
         reading(content, name)
     logging.getLogger("datasets").removeHandler(logged)
     assert logged.queue.empty()  # datasets would write its own words for the error
+
+
+def test_a_data_set_without_rows_is_no_damaged_file(tmp_path, tokenizer):
+    """datasets reads parquet in batches of as many rows as there are, and the first of the files that it saved."""
+    rows = datasets.Dataset.from_dict({"text": []})
+    pyarrow.parquet.write_table(rows.data.table, tmp_path / "a.parquet")
+    rows.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": ["a"]}), test=rows).save_to_disk(tmp_path / "splits")
+    for name, where in (("a.parquet", "a.parquet"), ("saved", "saved"), ("splits:train", "splits/test")):
+        with pytest.raises(DataError) as caught:
+            read(f"{tmp_path}/{name}", tokenizer)
+        assert str(caught.value) == f"{tmp_path}/{where}: it has no rows; at least one document is needed"
 
 
 def test_a_table_of_another_encoding_is_named_with_its_line(tmp_path, tokenizer):

@@ -116,7 +116,7 @@ def settings(folder, **changes):
         (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensor .* first model.layers.0.mlp.down"),
         (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: t[:3]), r"weight is \[3, 40\], but .*config"),
         (lambda f: change(f, "experts.2.gate_proj", lambda t: t * float("nan")), "gate.*expert 2|expert 2.*gate"),
-        (lambda f: sorted(f.glob("*.safetensors"))[2].unlink(), "1 shards of its index are missing, first model-00003"),
+        (lambda f: sorted(f.glob("*.safetensors"))[2].unlink(), "1 shard of its index is missing, first model-00003"),
         (lambda f: (f / INDEX).write_text("{}"), "not an index"),
         (lambda f: [p.unlink() for p in f.glob("*.safetensors*")], "no file with weights under a name"),
         (lambda f: settings(f, quant_method="hqq"), "quantised with 'hqq'; supported are compressed-tensors, gptq"),

@@ -22,6 +22,18 @@ def test_generated_tables_are_up_to_date():
     assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/tables.py`"
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_no_page_promises_a_model_that_the_table_refuses(page):
+    table = (ROOT / "docs" / "models.md").read_text()
+    assert re.search(r"^\| `.*\| refused \|", table, re.M)  # while there is one, "every model" is false
+    text = " ".join(page.read_text().split())
+    assert not re.search(r"\b(every|any|all) mixture-of-experts models?\b", text, re.I), page.name
+
+
+def test_reasons_in_the_table_of_models_have_no_advice_for_another_call():
+    assert "set_experts_implementation" not in (ROOT / "docs" / "models.md").read_text()
+
+
 def test_every_option_is_in_the_table_of_its_command():
     typer = pytest.importorskip("typer", reason="comes with the extra cli")
     from goldsmith.cli import app

@@ -38,4 +38,5 @@ def add_command(app: typer.Typer, name: str, options: type[A], groups: Groups, r
         parameters.append(inspect.Parameter(field.name, keyword, default=default, annotation=types[field.name]))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = options.__doc__  # scripts/tables.py writes the page of commands from it
     app.command(name, cls=grouped(groups), help=joined(options.__doc__ or ""))(in_a_paragraph(command))

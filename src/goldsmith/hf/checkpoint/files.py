@@ -140,7 +140,8 @@ def _check(folder: Path, paths: list[Path], index: Path | None) -> None:
         raise ValueError(f"{index or folder}: names the file {outside[0]}, which is outside of the folder")
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        raise ValueError(f"{folder}: {len(missing)} shards of its index are missing, first {missing[0]}")
+        number = f"{len(missing)} shards of its index are" if len(missing) > 1 else "1 shard of its index is"
+        raise ValueError(f"{folder}: {number} missing, first {missing[0]}")
     if not paths:
         raise ValueError(f"{index or folder}: names no file with weights")
 

@@ -53,11 +53,24 @@ class TableFile:
         path = Path(self.name)
         if self.kind != "parquet":
             decoded(path)
+        elif _has_no_rows(path):
+            return DataError(path, NOTHING)
         if self.kind == "json":
             _check_json(path)
         match = re.search(r"in line (\d+)", str(error))
         reason = re.sub(r"^.*C error: ", "", _first_line(error))
         return DataError(path, f"not {self.kind} that datasets reads: {reason}", int(match[1]) if match else None)
+
+
+def _has_no_rows(path: Path) -> bool:
+    """Whether it is a whole parquet file without rows, for which `datasets` asks for batches of 0 rows."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_metadata
+
+    try:
+        return not read_metadata(path).num_rows
+    except ArrowException:
+        return False
 
 
 class NamedDataset:
@@ -115,6 +128,10 @@ class NamedDataset:
         return rows.select(range(where.from_, where.to))
 
     def _reason(self, error: BaseException) -> DataError:
+        if isinstance(error, IndexError):  # load_from_disk takes the first of no data files
+            for state in sorted(Path(self.path).glob("**/state.json")):
+                if not cast("dict[str, object]", parse_json(state.read_text())).get("_data_files"):
+                    return DataError(state.parent, NOTHING)
         reason = "datasets reads nothing from this folder" if Path(self.path).is_dir() else "datasets has no copy of it"
         return DataError(self.name, f"{reason}, and there is no file of this name: {_first_line(error)}")
 
