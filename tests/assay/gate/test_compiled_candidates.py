@@ -118,7 +118,7 @@ def test_old_libraries_make_room(monkeypatch):
             pass
 
     for number in (1, 2, 1, 3, 1, 2):  # 3 takes the place of 2, which was used least lately
-        library_cache.library(Compiler, {"source": str(number)})
+        library_cache.library(Compiler, {"source": str(number), "language": "cpp"})
     assert len(asked) == 4 and len(library_cache._libraries) == 2
 
 

@@ -45,7 +45,8 @@ def library(process: Callable[[], CandidateProcess], arguments: dict[str, object
 
 def _key(arguments: dict[str, object]) -> str:
     """Equal for equal sources, files, exported names and languages, compilers, torch and GPUs."""
-    on = [torch.cuda.get_device_capability(n) for n in range(torch.cuda.device_count())]
+    gpus = torch.cuda.device_count() if arguments["language"] == "cuda" else 0
+    on = [torch.cuda.get_device_capability(n) for n in range(gpus)]
     read = [arguments, torch.__version__, torch.version.cuda, _compilers(), on]
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
 
