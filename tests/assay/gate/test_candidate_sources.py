@@ -1,28 +1,16 @@
 """Candidates from files, folders and JSON lines, and the sources of completions."""
 
 import json
-import shutil
 
 import pytest
-import torch
-from torch.utils import cpp_extension
 
 from goldsmith.assay import gate
-from goldsmith.assay.gate import candidate_call, compiled_sources
+from goldsmith.assay.gate import candidate_call
 from goldsmith.assay.gate.formats import completions
 from goldsmith.assay.gate.formats.candidate_source import NoCandidates, load_candidates
 from goldsmith.assay.gate.isolation.loading import Refusal
 
 from .problems import RIGHT, problem
-
-CPP = """
-// torch::Tensor candidate(int n) { in a comment }
-torch::Tensor
-candidate(const torch::Tensor& x, torch::Tensor w) {
-    auto e = (x - std::get<0>(x.max(-1, /*keepdim=*/true))).exp();
-    return e / e.sum(-1, true) * w;
-}
-"""
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
@@ -94,16 +82,6 @@ def test_the_source_of_a_completion_is_its_last_block(completion, wanted):
     assert completions.source(completion) == wanted
 
 
-def test_the_prototype_of_a_function_is_found_in_a_source():
-    assert (
-        compiled_sources.prototype(CPP, "candidate")
-        == "torch::Tensor candidate(const torch::Tensor& x, torch::Tensor w);"
-    )
-    assert compiled_sources.prototype(CPP, "other") == ""
-    pair = "std::vector<at::Tensor> run(at::Tensor a) {\n}"
-    assert compiled_sources.prototype(pair, "run") == "std::vector<at::Tensor> run(at::Tensor a);"
-
-
 @pytest.mark.parametrize(
     "source, language, reason",
     [
@@ -113,7 +91,6 @@ def test_the_prototype_of_a_function_is_found_in_a_source():
         ("import not_there", "python", "missing_package"),
         ("def other(x): return x", "python", "no_entry"),
         ("candidate = 3", "python", "no_entry"),
-        ("int other() { return 1; }", "cpp", "no_entry"),
     ],
 )
 def test_a_source_that_is_no_candidate_is_refused_for_a_reason(source, language, reason, tmp_path, monkeypatch):
@@ -121,60 +98,6 @@ def test_a_source_that_is_no_candidate_is_refused_for_a_reason(source, language,
     with pytest.raises(Refusal) as why:
         candidate_call.load(source, "own", language=language)
     assert why.value.reason == reason
-
-
-def test_without_nvcc_a_cuda_source_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
-    with pytest.raises(Refusal, match="needs nvcc"):
-        candidate_call.load(CPP, "own", language="cuda")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize(
-    "change, status, text",
-    [
-        (("", ""), "accepted", ""),
-        (("e.sum(-1, true)", "e.sum(0, true)"), "wrong", "y exceeds"),
-        (("auto e", "auto e = nothing; auto f"), "refused", "nothing"),
-    ],
-)
-def test_cpp_is_compiled_in_the_candidates_process(change, status, text):
-    candidate = gate.Candidate("own", CPP.replace(*change) if change[0] else CPP, language="cpp")
-    how = candidate_call.CandidateCall(order=("x", "w")).to_data()
-    limits = gate.Limits(import_seconds=300)  # torch's headers take a minute on a busy machine
-    verdict = gate.judge(candidate, problem(construct=how, backward="present"), limits=limits, seed=1, probes="quick")
-    assert verdict.status == status, verdict
-    assert text in " ".join(verdict.evidence)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(cpp_extension.CUDA_HOME is None, reason="no nvcc")
-def test_cuda_is_compiled_and_judged_on_the_gpu():
-    source = """
-#include <torch/extension.h>
-__global__ void scaled(const float* x, const float* w, float* y, int T, int D) {
-    int t = blockIdx.x;
-    float top = -INFINITY, sum = 0;
-    for (int d = 0; d < D; ++d) top = fmaxf(top, x[t * D + d]);
-    for (int d = 0; d < D; ++d) sum += expf(x[t * D + d] - top);
-    for (int d = threadIdx.x; d < D; d += blockDim.x) y[t * D + d] = expf(x[t * D + d] - top) / sum * w[d];
-}
-torch::Tensor candidate(torch::Tensor x, torch::Tensor w) {
-    x = x.contiguous(); w = w.contiguous();
-    auto y = torch::empty_like(x);
-    scaled<<<x.size(0), 32>>>(x.data_ptr<float>(), w.data_ptr<float>(), y.data_ptr<float>(), x.size(0), x.size(1));
-    return y;
-}
-"""
-    how = candidate_call.CandidateCall(order=("x", "w")).to_data()
-    limits = gate.Limits(import_seconds=300)
-    right = gate.Candidate("right", source, language="cuda")
-    assert gate.judge(right, problem(construct=how, backward=None), device="cuda", limits=limits).status == "accepted"
-    wrong = gate.Candidate("wrong", source.replace("/ sum", "/ (sum + 0.01f)"), language="cuda")
-    assert gate.judge(wrong, problem(construct=how, backward=None), device="cuda", limits=limits).status == "wrong"
-    assert torch.cuda.is_available()
 
 
 TRITON = """

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import compiled_sources
+from .compiled import sources as compiled_sources
 from .isolation.candidate_side import Parts
 from .isolation.loading import Refusal
 from .source_files import write_below
@@ -87,20 +87,25 @@ class CandidateCall:
         return cls(**{**known, "weights": weights, "outputs": tuple(Output(*o) for o in data.get("outputs", ()))})
 
 
+def wanted_names(entry: str, construct: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names to look for in a source: the candidate's own, or those of the problem."""
+    return (entry,) if entry else tuple(construct.get("names", CandidateCall.names))
+
+
 def load(
     source: str, name: str, entry: str = "", language: str = "python", call: str = "",
-    files: Mapping[str, str] | None = None, construct: Mapping[str, object] | None = None,
+    files: Mapping[str, str] | None = None, construct: Mapping[str, object] | None = None, library: bytes = b"",
 ) -> Parts:  # fmt: skip
     """The candidate's callables. Its files are written to the current folder, which only this candidate has.
 
-    Raises `Refusal` where the source does not parse or compile, needs a missing package, or lacks the function, and
-    whatever the source itself raises.
+    library: of a source in a compiled language. Raises `Refusal` where the source does not parse, needs a missing
+    package, or lacks the function, and whatever the source itself raises.
     """
     declared = CandidateCall.from_data({**(construct or {}), **({"kind": call} if call else {})})
-    names, files = (entry,) if entry else declared.names, files or {}
+    names, files = wanted_names(entry, construct or {}), files or {}
     folder = Path.cwd()
     if language in compiled_sources.LANGUAGES:
-        function = compiled_sources.function(source, files, names, language, folder)
+        function = compiled_sources.function(library, source, names, folder)
         by_position = declared.kind in ("destination", "positional")
         return Parts(_called(function, declared if by_position else replace(declared, kind="positional")))
     for path, text in files.items():

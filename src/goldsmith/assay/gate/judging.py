@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,9 @@ from ..report.check_report import Report
 from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
 from .backward_offer import offers_backward
 from .candidate import LOADER, Candidate
+from .candidate_call import wanted_names
+from .compiled import library_cache
+from .compiled.sources import BUILDER, LANGUAGES
 from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
 from .isolation.limits import Limits
 from .isolation.loading import stand_in
@@ -128,7 +132,17 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
 def _process(candidate: Candidate, problem: Problem, options: GateOptions) -> CandidateProcess:
     on_cuda = torch.device(options.device).type == "cuda"
     around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
-    return CandidateProcess(zygote(), options.limits, LOADER, candidate.loading(problem.construct), around)
+    started = partial(CandidateProcess, zygote(), options.limits, around=around)
+    library = None
+    if candidate.language in LANGUAGES:
+        read = {
+            "source": candidate.source,
+            "files": dict(candidate.files),
+            "names": list(wanted_names(candidate.entry, problem.construct)),
+            "language": candidate.language,
+        }
+        library = partial(library_cache.library, partial(started, BUILDER, read), read)
+    return started(LOADER, candidate.loading(problem.construct), library=library)
 
 
 def _target(problem: Problem, process: CandidateProcess) -> Target:

@@ -88,6 +88,7 @@ class CandidateProcess:
 
     loader, arguments: who makes the candidate in that process ("module:function"), and from what.
     again: after its end, the next run starts another process.
+    library: makes a further argument of the loader, a compiled library.
     """
 
     zygote: ZygoteProcess
@@ -96,6 +97,7 @@ class CandidateProcess:
     arguments: Mapping[str, object]
     around: Surroundings = Surroundings()
     again: bool = False
+    library: Callable[[], bytes] | None = None
     seen: list[list[object]] = field(default_factory=list)
     parameters: dict[str, object] = field(default_factory=dict)
     clearing: bool = False
@@ -121,15 +123,27 @@ class CandidateProcess:
 
     def load(self) -> dict[str, Any]:
         """Function -> its parameters, once the candidate is imported; CandidateEnded where that fails."""
+        arguments = dict(self.arguments)
+        if self.library is not None:
+            arguments["library"] = self.library()
+        self.parameters = self._made("load", arguments, "its import", "loaded", dict)
+        return self.parameters
+
+    def build(self) -> bytes:
+        """What the loader compiles. It must be the only request to this process, so that nothing else has run there."""
+        return self._made("build", dict(self.arguments), "its compilation", "built", bytes)
+
+    def _made(self, do: str, arguments: dict[str, object], what: str, answer: str, kind: type[T]) -> T:
+        """What the loader makes in a new process."""
         self._start()
-        message = {"do": "load", "loader": self.loader, "arguments": dict(self.arguments)}
-        reply = self._ask(message, self.limits.import_seconds, "its import")
+        message = {"do": do, "loader": self.loader, "arguments": arguments}
+        reply = self._ask(message, self.limits.import_seconds, what)
         if "refused" in reply:
             self._end(REFUSED, str(reply["refused"]), str(reply.get("reason", "")))
-        if not isinstance(reply.get("loaded"), dict):
+        made = reply.get(answer)
+        if not isinstance(made, kind):
             self._end(CRASHED, "its process sent a reply without what was asked for")
-        self.parameters = reply["loaded"]
-        return self.parameters
+        return made
 
     def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T]) -> T:
         """What `read` makes of the reply to a request; a reply that it calls Malformed ends the process."""

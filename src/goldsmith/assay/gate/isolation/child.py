@@ -1,8 +1,9 @@
 """The main loop of a candidate's process: it loads the candidate, runs it when asked to, and returns plain data.
 
-It judges nothing and holds no golden. Requests: {"do": "load", ...}, {"do": "run", ...}, {"do": "origins", ...},
-{"do": "time", ...}, {"do": "timed_results", ...}. Replies:
+It judges nothing and holds no golden. Requests: {"do": "build", ...}, {"do": "load", ...}, {"do": "run", ...},
+{"do": "origins", ...}, {"do": "time", ...}, {"do": "timed_results", ...}. Replies:
 
+    {"built": bytes}            the candidate's library
     {"loaded": parameters}      the candidate is there
     {"refused": text}           it cannot be loaded
     {"run": results, "seen": [...]}
@@ -64,6 +65,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     connection = Connection(private, bytes.fromhex(request["nonce"]))
     events = EventLog(_functions[0] if _functions else KnownFunctions())
     parts: Parts | None = None
+    reply: dict[str, Any]
     state: CandidateState | None = None
     timed = TimedCalls()
     while True:
@@ -71,9 +73,13 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             number, message = receive(connection, pickled=True)
         except Closed:
             return 0
-        if message["do"] == "load":
-            parts, reply = _load(message, events)
+        if message["do"] == "build":
+            library, reply = _made(message, events)
+            reply = {"built": library, **reply}
+        elif message["do"] == "load":
+            parts, reply = _made(message, events)
             state = None if parts is None else CandidateState(parts)
+            reply = reply if parts is None else {"loaded": parameters_of(parts), **reply}
         elif parts is None or state is None:
             reply = {"problem": "no candidate is loaded"}
         elif message["do"] == "state":
@@ -93,12 +99,13 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             send(connection, number, {"problem": f"a result cannot be sent: {error}"})
 
 
-def _load(message: Mapping[str, Any], events: EventLog) -> tuple[Parts | None, dict[str, Any]]:
+def _made(message: Mapping[str, Any], events: EventLog) -> tuple[Any, dict[str, Any]]:
+    """What the loader makes, or None and a reply that says why."""
     module, _, function = message["loader"].partition(":")
-    load: Callable[..., Parts] = getattr(importlib.import_module(module), function)
+    make: Callable[..., Any] = getattr(importlib.import_module(module), function)
     try:
         with events.listening(importing=True):
-            parts = load(**message["arguments"])
+            made = make(**message["arguments"])
     except Refusal as error:
         return None, {"refused": str(error), "reason": error.reason, "seen": events.report()}
     except TargetError as error:
@@ -107,7 +114,7 @@ def _load(message: Mapping[str, Any], events: EventLog) -> tuple[Parts | None, d
         if memory_errors.out_of_memory(error):
             return None, {"memory": memory_errors.out_of_memory_text(error)}
         return None, {"refused": _import_error(error), "seen": events.report()}
-    return parts, {"loaded": parameters_of(parts), "seen": events.report()}
+    return made, {"seen": events.report()}
 
 
 def _import_error(error: BaseException) -> str:
