@@ -132,17 +132,17 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
 def _process(candidate: Candidate, problem: Problem, options: GateOptions) -> CandidateProcess:
     on_cuda = torch.device(options.device).type == "cuda"
     around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
-    started = partial(CandidateProcess, zygote(), options.limits, around=around)
+    process = partial(CandidateProcess, zygote(), options.limits, around=around)
     library = None
     if candidate.language in LANGUAGES:
-        read = {
+        compiling: dict[str, object] = {
             "source": candidate.source,
             "files": dict(candidate.files),
             "names": list(wanted_names(candidate.entry, problem.construct)),
             "language": candidate.language,
         }
-        library = partial(library_cache.library, partial(started, BUILDER, read), read)
-    return started(LOADER, candidate.loading(problem.construct), library=library)
+        library = partial(library_cache.library, partial(process, BUILDER, compiling), compiling)
+    return process(LOADER, candidate.loading(problem.construct), library=library)
 
 
 def _target(problem: Problem, process: CandidateProcess) -> Target:

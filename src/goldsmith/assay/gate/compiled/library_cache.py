@@ -33,10 +33,10 @@ def library(process: Callable[[], CandidateProcess], arguments: dict[str, object
     if key not in _libraries:
         builder = process()
         try:
-            built = builder.build()
+            new = builder.build()
         finally:
             builder.close()
-        _libraries[key] = built
+        _libraries[key] = new
         while sum(map(len, _libraries.values())) > _MOST_BYTES and len(_libraries) > 1:
             _libraries.popitem(last=False)
     _libraries.move_to_end(key)
@@ -46,9 +46,9 @@ def library(process: Callable[[], CandidateProcess], arguments: dict[str, object
 def _key(arguments: dict[str, object]) -> str:
     """Equal for equal sources, files, exported names and languages, compilers, torch and GPUs."""
     gpus = torch.cuda.device_count() if arguments["language"] == "cuda" else 0
-    on = [torch.cuda.get_device_capability(n) for n in range(gpus)]
-    read = [arguments, torch.__version__, torch.version.cuda, _compilers(), on]
-    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+    capabilities = [torch.cuda.get_device_capability(n) for n in range(gpus)]
+    facts = [arguments, torch.__version__, torch.version.cuda, _compilers(), capabilities]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @cache
@@ -59,8 +59,8 @@ def _compilers() -> tuple[str, ...]:
     tools = [cpp_extension.get_cxx_compiler()]
     if cpp_extension.CUDA_HOME is not None:
         tools.append(str(Path(cpp_extension.CUDA_HOME) / "bin" / "nvcc"))
-    found = [path for path in map(shutil.which, tools) if path is not None]
-    return tuple(f"{path} {_version(path)}" for path in found)
+    paths = [path for path in map(shutil.which, tools) if path is not None]
+    return tuple(f"{path} {_version(path)}" for path in paths)
 
 
 def _version(path: str) -> str:

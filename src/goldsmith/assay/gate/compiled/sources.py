@@ -42,7 +42,7 @@ def build(source: str, files: Mapping[str, str], names: Sequence[str], language:
             sources.append(written)
     common: dict[str, Any] = {"build_directory": str(place), "extra_include_paths": [str(folder)], "verbose": False}
     # torch builds a library and imports it; an import runs code of the candidate
-    cpp_extension._import_module_from_library = lambda *_: None  # type: ignore[assignment]
+    cpp_extension._import_module_from_library = lambda *_: None
     try:
         if _has_bindings(source) or files:
             cpp_extension.load(module, sources, with_cuda=language == "cuda", **common)

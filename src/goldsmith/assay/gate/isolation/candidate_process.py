@@ -140,10 +140,10 @@ class CandidateProcess:
         reply = self._ask(message, self.limits.import_seconds, what)
         if "refused" in reply:
             self._end(REFUSED, str(reply["refused"]), str(reply.get("reason", "")))
-        made = reply.get(answer)
-        if not isinstance(made, kind):
-            self._end(CRASHED, "its process sent a reply without what was asked for")
-        return made
+        value = reply.get(answer)
+        if not isinstance(value, kind):
+            return self._end(CRASHED, "its process sent a reply without what was asked for")
+        return value
 
     def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T]) -> T:
         """What `read` makes of the reply to a request; a reply that it calls Malformed ends the process."""

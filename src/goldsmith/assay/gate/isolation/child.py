@@ -105,7 +105,7 @@ def _made(message: Mapping[str, Any], events: EventLog) -> tuple[Any, dict[str, 
     make: Callable[..., Any] = getattr(importlib.import_module(module), function)
     try:
         with events.listening(importing=True):
-            made = make(**message["arguments"])
+            value = make(**message["arguments"])
     except Refusal as error:
         return None, {"refused": str(error), "reason": error.reason, "seen": events.report()}
     except TargetError as error:
@@ -114,7 +114,7 @@ def _made(message: Mapping[str, Any], events: EventLog) -> tuple[Any, dict[str, 
         if memory_errors.out_of_memory(error):
             return None, {"memory": memory_errors.out_of_memory_text(error)}
         return None, {"refused": _import_error(error), "seen": events.report()}
-    return made, {"seen": events.report()}
+    return value, {"seen": events.report()}
 
 
 def _import_error(error: BaseException) -> str:
