@@ -2,12 +2,23 @@
 // dtype is absent. The weights of linear layers are packed, or plain in rows.
 #pragma once
 
+// y = weight x + bias, rounded to the model's dtype; with LoRA then y += up (down x), rounded again. down [r, in] and
+// up [out, r] are float32 in rows; a `down` without rows is absent.
+typedef struct {
+    gs_linear_args base, down, up;
+} gs_step_linear;
+
+// A sequence of a step: `length` positions of the `room` in its cache are used, and the step writes the next one.
+typedef struct {
+    int64_t token, length, room;
+    int64_t head_stride;  // numbers between two heads in its cache
+} gs_step_row;
+
 // A decoder layer: h += output(attention(norm(h))), then h += experts(norm(h)).
 typedef struct {
     gs_tensor input_norm, experts_norm;  // [H]
     gs_tensor query_norm, key_norm;      // [D] of each head, or [heads D] of all heads together
-    gs_linear_args query, key, value, output;
-    gs_tensor keys, values;      // the cache, [rows, kv_heads, positions, D] in the model's dtype
+    gs_step_linear query, key, value, output;
     gs_linear_args router;       // [E, H]
     const gs_moe_args* experts;  // with x, ids, weights, rows, flags and y
     int64_t* uses;               // [E]: steps that used each expert, counted up
@@ -17,8 +28,7 @@ typedef struct {
     int32_t unused;
 } gs_step_layer;
 
-// One new token for each of `rows` sequences. `cached` positions of each sequence are in the cache, and the step writes
-// the next one. A sequence begins at position starts[row]; earlier ones are padding.
+// One new token for each of `rows` sequences, whose caches are separate: a row's numbers depend on no other row.
 //
 // A step has 2 layer_count + 1 phases: for layer i, attention and router are phase 2 i, and its experts phase 2 i + 1;
 // the last one is the head. A call runs phases [first, last), so that a caller can compute experts between two calls;
@@ -27,16 +37,17 @@ typedef struct {
     size_t size;
     int32_t threads;
     gs_dtype dtype;  // of the model: every layer's result is rounded to it
-    int64_t rows, hidden, heads, kv_heads, head_dim, vocabulary, cached;
+    int64_t rows, hidden, heads, kv_heads, head_dim, vocabulary;
     int64_t first, last, outside;
     int64_t normalised, float_weights;  // routing weights: divided by their sum; not rounded to dtype
     double epsilon, scaling;            // of the norms; of the attention's scores
     gs_step_layer* layers;
     int64_t layer_count;
-    const int64_t *tokens, *starts;   // [rows]
+    const gs_step_row* sequences;     // [rows]
+    void* const* caches;              // [layers, 2, rows]: keys, values [kv_heads, positions, D] in dtype
     gs_tensor embedding, final_norm;  // [vocabulary, H], [H]
     gs_tensor cosines, sines;         // [positions, D]
-    gs_linear_args head;
+    gs_step_linear head;
     gs_tensor stream;   // [rows, H] float32: h between two calls
     gs_tensor logits;   // result: [rows, vocabulary] in dtype
     double seconds[4];  // attention with its products, router, experts, head; counted up

@@ -207,14 +207,14 @@ inline void attend_to(const float* queries, int64_t query_count, const Number* k
     }
 }
 
-inline void attend(const float* queries, int64_t query_count, const gs_tensor& keys, const gs_tensor& values,
-                   int64_t first, int64_t count, int64_t D, float scaling, float* weights, float* out, float* ends) {
-    if (keys.dtype == GS_BF16)
-        attend_to(queries, query_count, static_cast<const uint16_t*>(keys.data) + first,
-                  static_cast<const uint16_t*>(values.data) + first, count, D, scaling, weights, out, ends);
+inline void attend(const float* queries, int64_t query_count, const void* keys, const void* values, int64_t first,
+                   int64_t count, int64_t D, float scaling, float* weights, float* out, float* ends, bool bf16) {
+    if (bf16)
+        attend_to(queries, query_count, static_cast<const uint16_t*>(keys) + first,
+                  static_cast<const uint16_t*>(values) + first, count, D, scaling, weights, out, ends);
     else
-        attend_to(queries, query_count, static_cast<const float*>(keys.data) + first,
-                  static_cast<const float*>(values.data) + first, count, D, scaling, weights, out, ends);
+        attend_to(queries, query_count, static_cast<const float*>(keys) + first,
+                  static_cast<const float*>(values) + first, count, D, scaling, weights, out, ends);
 }
 
 inline constexpr StepKernels STEP_KERNELS{linear, norm, add, read_row, write_row, attend};

@@ -14,8 +14,8 @@ struct StepKernels {
     void (*add)(float* y, const float* x, int64_t count, bool bf16);
     void (*read_row)(const gs_tensor& t, int64_t first, int64_t count, float* to);
     void (*write_row)(const gs_tensor& t, int64_t first, int64_t count, const float* from);
-    void (*attend)(const float* queries, int64_t query_count, const gs_tensor& keys, const gs_tensor& values,
-                   int64_t first, int64_t count, int64_t D, float scaling, float* weights, float* out, float* ends);
+    void (*attend)(const float* queries, int64_t query_count, const void* keys, const void* values, int64_t first,
+                   int64_t count, int64_t D, float scaling, float* weights, float* out, float* ends, bool bf16);
 };
 
 }  // namespace gs

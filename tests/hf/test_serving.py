@@ -1,5 +1,6 @@
 """The batcher behind `goldsmith serve`: texts that share steps, and failures that each have one answer."""
 
+import collections
 import os
 import queue
 import time
@@ -12,8 +13,10 @@ import torch
 
 from cli.finetune_tools import tiny_model, tiny_tokenizer
 from goldsmith.hf.experts_spec import experts_modules
+from goldsmith.hf.offload import stepping
 from goldsmith.hf.offload.generation import Generation, encoded, generate
 from goldsmith.hf.serving.batcher import Batcher, ServingLimits
+from goldsmith.hf.serving.native_rows import NativeRows
 from goldsmith.hf.serving.refusals import RequestRefusal
 from goldsmith.hf.serving.request_fields import COMPLETIONS, read_fields
 from goldsmith.hf.serving.rows import CacheKind
@@ -30,19 +33,19 @@ PROMPTS = ("Shall I compare", "Thou", "Rough winds do shake the darling buds")
 class Run:
     """A batcher of an offloaded model, and the events of its texts."""
 
-    def __init__(self, model, place, *, limits=LIMITS, files=()):
+    def __init__(self, model, place, *, limits=LIMITS, files=(), adapters=None):
         self.tokenizer = tiny_tokenizer()
-        self.offloaded = offload(model, store=place / "store", device="cpu")
+        self.offloaded = offload(model.eval(), store=place / "store", device="cpu", adapter=adapters)
         self.watched = WatchedFiles(self.offloaded.engine.store, files)
         self.batcher = Batcher(self.offloaded, self.tokenizer, limits, self.watched)
         self.batcher.start()
 
-    def text(self, prompt, tokens=16, **options):
+    def text(self, prompt, tokens=16, adapter=None, **options):
         """A text that was submitted; its events come in `heard`."""
         ids = encoded(self.tokenizer, [prompt])["input_ids"][0].tolist()
         wish = {"temperature": 0.0, "top_p": None, "top_k": None, "seed": 0} | options
         events = queue.Queue()
-        text = RunningText(TextRequest(None, ids, Sampling(tokens, **wish)), events.put)
+        text = RunningText(TextRequest(adapter, ids, Sampling(tokens, **wish)), events.put)
         text.heard = events
         self.batcher.submit(text)
         return text
@@ -81,6 +84,73 @@ def run(tmp_path):
     running = Run(tiny_model(len(tiny_tokenizer())), tmp_path)
     yield running
     running.close()
+
+
+def logits_of_steps(monkeypatch):
+    """{id of a text: the logits of its steps}, filled from now on."""
+    seen, step = collections.defaultdict(list), NativeRows.step
+
+    def recorded(rows, model):
+        logits = step(rows, model)
+        for text, row in zip(rows.texts, logits, strict=True):
+            seen[id(text)].append(row.clone())
+        return logits
+
+    monkeypatch.setattr(NativeRows, "step", recorded)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_client_has_the_logits_that_it_gets_alone(dtype, tmp_path, monkeypatch):
+    """Plain texts beside texts of two adapters; some join in the middle of others, one is given up."""
+    plain = tiny_model(len(tiny_tokenizer()), num_experts=2).to(dtype)
+    for seed, (name, targets) in enumerate({"a": ["q_proj", "o_proj"], "b": ["v_proj"]}.items()):
+        models.with_peft(plain, rank=2 + seed, target_modules=targets, seed=seed).save_pretrained(tmp_path / name)
+    run = Run(plain, tmp_path, limits=ServingLimits(16, 256, 8192, 16), adapters=[tmp_path / "a", tmp_path / "b"])
+    try:
+        requests = [(prompt * (1 + i), adapter) for i, adapter in enumerate(("a", None, "b")) for prompt in PROMPTS]
+        seen, alone = logits_of_steps(monkeypatch), []
+        for prompt, adapter in requests:
+            text = run.text(prompt, 24, adapter)
+            alone.append((whole(text), seen.pop(id(text))))
+        assert len({text for text, _ in alone}) == len(alone) and all(len(logits) == 23 for _, logits in alone)
+        given_up = run.text("Rough", 200)
+        texts = []
+        for prompt, adapter in [*requests, *requests[3:6]]:  # ten plain texts at once: more than a native call takes
+            texts.append(run.text(prompt, 24, adapter))
+            while len(texts) % 4 == 0 and len(seen[id(texts[-1])]) < 2:  # the others join later
+                time.sleep(0.001)
+        run.batcher.cancel(given_up)
+        for text, (want, logits) in zip(texts, [*alone, *alone[3:6]], strict=True):
+            assert whole(text) == want
+            assert all(map(torch.equal, seen[id(text)], logits)) and len(seen[id(text)]) == len(logits)
+        assert 1 < len(seen[id(given_up)]) < 199 and run.offloaded.model.forward.why_not == ""
+    finally:
+        run.close()
+
+
+def test_a_step_that_fails_and_a_model_that_is_changed_go_on_with_the_same_text(run, monkeypatch):
+    want = [run.generated(prompt, 60) for prompt in PROMPTS]
+    seen, step, hooks = logits_of_steps(monkeypatch), stepping.StepForward.step_sequences, []
+
+    def fails_once(forward, tokens, sequences):
+        logits = step(forward, tokens, sequences)
+        if len(tokens) == 2 and not hooks:
+            hooks.append(run.offloaded.model.model.layers[0].self_attn)
+            raise torch.OutOfMemoryError("out of memory, on purpose, after the keys were written")
+        return logits
+
+    monkeypatch.setattr(stepping.StepForward, "step_sequences", fails_once)
+    texts = [run.text(prompt, 60) for prompt in PROMPTS[:2]]
+    assert [whole(text) for text in texts] == want[:2] and len(hooks) == 1
+    assert {len(seen[id(text)]) for text in texts} == {59}
+    texts = [run.text(prompt, 60) for prompt in PROMPTS]
+    while len(seen[id(texts[2])]) < 5:
+        time.sleep(0.001)
+    hook = hooks[0].register_forward_hook(lambda *_: None)
+    assert [whole(text) for text in texts] == want
+    assert "has a hook" in run.offloaded.model.forward.why_not and len(seen[id(texts[2])]) < 59
+    hook.remove()
 
 
 def during(model, work):
@@ -168,8 +238,11 @@ def test_a_step_without_memory_fails_for_its_cause_alone(run):
     assert whole(run.text(PROMPTS[2])) == want[2]
 
 
-def test_a_row_without_probabilities_and_a_join_without_memory_hurt_no_other_row(run, monkeypatch):
+@pytest.mark.parametrize("own_forward", [False, True])
+def test_a_row_without_probabilities_and_a_join_without_memory_hurt_no_other_row(own_forward, run, monkeypatch):
     """Rows of different lengths: the longest has not had its token when another one fails."""
+    if own_forward:  # a model with hooks has no native step
+        during(run.offloaded.model, lambda rows: None)
     prompts = [PROMPTS[1], PROMPTS[2]]
     want = [run.generated(prompt) for prompt in prompts]
     choose = RunningText.next_token
@@ -184,19 +257,25 @@ def test_a_row_without_probabilities_and_a_join_without_memory_hurt_no_other_row
     good = [run.text(prompt) for prompt in prompts]
     assert whole(bad).status == 500 and [whole(text) for text in good] == want
     monkeypatch.undo()
-    cat, joins = torch.cat, []
+    if own_forward:
+        place, name, fails_at = torch, "cat", 3  # two of a join in the first layer
+    else:
+        place, name, fails_at = stepping, "SequenceCache", 2  # the second text's
+    own, calls = getattr(place, name), []
 
-    def no_memory(tensors, *arguments, **options):
-        if isinstance(tensors, tuple) and len(tensors) == 2 and tensors[0].dim() == 4 and not arguments and not options:
-            joins.append(tensors)
-            if len(joins) == 3:
+    def no_memory(*arguments, **options):
+        first = arguments[0]
+        joins = len(arguments) == 1 and not options and isinstance(first, tuple) and first[0].dim() == 4
+        if joins or name != "cat":
+            calls.append(first)
+            if len(calls) == fails_at:
                 raise torch.OutOfMemoryError("out of memory, on purpose")
-        return cat(tensors, *arguments, **options)
+        return own(*arguments, **options)
 
-    monkeypatch.setattr(torch, "cat", no_memory)
+    monkeypatch.setattr(place, name, no_memory)
     texts = [run.text(prompt) for prompt in prompts]
     first, second = whole(texts[0]), whole(texts[1])
-    assert len(joins) == 3 and first == want[0] and second.status == 507
+    assert len(calls) == fails_at and first == want[0] and second.status == 507
 
 
 def test_a_prompt_under_way_ends_between_two_layers(run):

@@ -18,6 +18,7 @@ from goldsmith.offload import attach
 from goldsmith.offload.guard.report import NumericsError
 from goldsmith.offload.testing import inject
 from hf import goldens, models
+from offload.test_models_adapters import merged, saved
 from offload.whole_models import CALIBRATION, assert_same_text, greedy, padded, slots
 
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
@@ -222,6 +223,23 @@ def test_a_step_after_close_is_an_error():
         offloaded.model(input_ids=ids[:, -2:-1], past_key_values=cache)
     with pytest.raises(ValueError, match="was closed"):
         offloaded.model(input_ids=ids[:, -1:], past_key_values=cache)
+
+
+# -- adapters
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_the_logits_of_a_step_with_adapters_are_pefts_in_float64(family, tmp_path):
+    """Two at once, with different ranks, one of them with dropout, which is for training only."""
+    plain = plain_model(family, tie_word_embeddings=False)
+    saved(plain, tmp_path / "a", rank=3, target_modules=["q_proj", "v_proj", "o_proj"], seed=1)
+    saved(plain, tmp_path / "b", rank=2, targets=(), target_modules=["v_proj", "k_proj"], lora_dropout=0.5, seed=2)
+    both = merged(merged(plain, tmp_path / "a"), tmp_path / "b")
+    with offload(copy.deepcopy(plain), adapter=[tmp_path / "a", tmp_path / "b"]) as offloaded:
+        for names, theirs in (("a", merged(plain, tmp_path / "a")), (("a", "b"), both), (None, plain)):
+            offloaded.set_adapter(names)
+            assay.check(target(offloaded, theirs, models.tokens(2)), probes=["values"])
+            assert steps_of(offloaded), offloaded.model.forward.why_not
 
 
 # -- formats of the dense part, and integer products

@@ -184,16 +184,30 @@ def test_the_step_stays_the_same_object_while_nothing_changes():
         assert offloaded.model.forward._step is step
 
 
-def test_an_adapter_that_arrives_in_mid_conversation_is_computed(tmp_path):
+def test_an_adapter_that_arrives_changes_and_leaves_in_mid_conversation_is_computed(tmp_path):
     plain = plain_model()
-    saved(copy.deepcopy(plain), tmp_path)
-    with offload(copy.deepcopy(plain)) as offloaded, torch.no_grad():
-        cache = started(offloaded)
-        before = offloaded.model(input_ids=IDS[:, 7:8], past_key_values=copy.deepcopy(cache)).logits
-        offloaded.set_adapter(offloaded.load_adapter(tmp_path))
-        own = offloaded.model(IDS[:, 7:8], past_key_values=copy.deepcopy(cache)).logits
-        assert torch.equal(offloaded.model(input_ids=IDS[:, 7:8], past_key_values=cache).logits, own)
-        assert not torch.equal(own, before)
+    saved(copy.deepcopy(plain), tmp_path, target_modules=["q_proj", "o_proj"])
+    with offload(copy.deepcopy(plain)) as offloaded, offload(plain, adapter=tmp_path) as other, torch.no_grad():
+        model, cache = offloaded.model, started(offloaded)
+
+        def logits(model=model):
+            return model(input_ids=IDS[:, 7:8], past_key_values=copy.deepcopy(cache)).logits
+
+        before = logits()
+        (name,) = offloaded.load_adapter(tmp_path)
+        offloaded.set_adapter(name)
+        with_it = logits()
+        assert torch.equal(with_it, logits(other.model)) and not torch.equal(with_it, before)
+        assert steps_of(offloaded) and steps_of(other)
+        layer = model.model.layers[1].self_attn.q_proj
+        layer.scaling["goldsmith_0"] *= 2
+        changed = logits()
+        assert not torch.equal(changed, with_it)
+        layer.scaling["goldsmith_0"] /= 2
+        layer.lora_B["goldsmith_0"].weight.mul_(2)
+        assert torch.equal(logits(), changed) and steps_of(offloaded)
+        offloaded.set_adapter(None)
+        assert torch.equal(logits(), before) and steps_of(offloaded)
 
 
 def test_a_mask_with_as_many_zeros_elsewhere_is_another_mask():

@@ -33,10 +33,12 @@ struct TileCall {
     const Region<int64_t> groups;  // first group of 16 rows of each part
     const Region<Progress> progress;
 
-    // Whether the call uses tiles. With fewer rows per expert, codes are multiplied as they arrive from memory.
+    // Whether the call uses tiles. With fewer rows per expert, codes are multiplied as they arrive from memory. So are
+    // the rows of a step, whose sums must not depend on the other tokens.
     static bool takes(const gs_moe_args& a, const Grouping& p) {
-        return p.routes > LEAST * p.segment_count && a.x.dtype == GS_BF16 && !a.int8 && a.dropout == 0 &&
-               !given(a.dgate_up) && !given(a.ddown) && !given(a.dgate_up_bias) && !given(a.ddown_bias);
+        return a.tokens > MOST_FEW && p.routes > LEAST * p.segment_count && a.x.dtype == GS_BF16 && !a.int8 &&
+               a.dropout == 0 && !given(a.dgate_up) && !given(a.ddown) && !given(a.dgate_up_bias) &&
+               !given(a.ddown_bias);
     }
 
     TileCall(const gs_moe_args& a, const Grouping& p)

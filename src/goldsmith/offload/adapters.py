@@ -79,6 +79,9 @@ class EngineAdapters:
     def __init__(self, store: ExpertStore, adapters: Mapping[str, Layers] | None, device: torch.device) -> None:
         self._store, self._by_name, self.active = store, dict[str, Layers](), tuple[str, ...]()
         self._memory: tuple[Tensor, Tensor, Tensor] | None = None
+        # what `choose` gave last; on the CPU the same object for an adapter that is chosen again
+        self.lora = NO_ADAPTER
+        self._single: dict[str, ActiveLora] = {}
         self.nbytes = self._rank = 0
         for name, layers in (adapters or {}).items():
             self._by_name[self._name(name)] = self._checked(name, layers)
@@ -124,6 +127,7 @@ class EngineAdapters:
         if self._memory is not None and _room([checked])[0] > self.nbytes:
             raise ValueError(f"{OP}: the factors of {name!r} have no room on the GPU")
         self._by_name[name] = checked
+        self._single.pop(name, None)
 
     def choose(self, names: str | Sequence[str] | None) -> ActiveLora:
         """The LoRA of these adapters, their sum if there are several; None: no LoRA."""
@@ -134,13 +138,18 @@ class EngineAdapters:
                 raise ValueError(f"{OP}: there is no adapter {name!r}; known: {known}")
         if len(set(chosen)) < len(chosen):
             raise ValueError(f"{OP}: adapters {list(chosen)} name one twice; give each once")
+        if len(chosen) == 1 and chosen[0] in self._single:
+            self.active, self.lora = chosen, self._single[chosen[0]]
+            return self.lora
         by_layer: dict[int, list[LayerLora]] = {}
         for name in chosen:
             for layer, lora in self._by_name[name].items():
                 by_layer.setdefault(layer, []).append(lora)
         layers = {layer: total(loras) for layer, loras in by_layer.items()}
         active = ActiveLora(layers, self._on_device(layers)) if layers else NO_ADAPTER
-        self.active = chosen
+        self.active, self.lora = chosen, active
+        if len(chosen) == 1 and self._memory is None:
+            self._single[chosen[0]] = active
         return active
 
     def close(self) -> None:

@@ -200,7 +200,7 @@ class Engine(EngineReports):
         return out
 
     def step_calls(self, layers: tuple[int, ...], tokens: int, k: int, dtype: torch.dtype) -> StepCalls:
-        """Buffers and arguments of the experts' calls of a native step over these layers, on the CPU."""
+        """Buffers and arguments of the experts' calls of a native step over these layers, for up to so many tokens."""
         self._check()
         if not isinstance(self._lanes, HostLanes):
             raise RuntimeError(f"{OP}: a native step needs an engine on the CPU, but this one is on {self.device}")

@@ -106,6 +106,9 @@ class ModelAdapters:
         self._original: dict[str, Tensor] = {}  # the model's own tensors of the modules that are replaced now
         self.active: tuple[str, ...] = ()
         self.injecting = False  # whether peft adds its layers to the model at this moment
+        # peft's layers, and their parameters: to look for them takes longer than a token
+        self._layers: list[Any] = []
+        self._parameters: list[nn.Parameter] = []
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -154,6 +157,7 @@ class ModelAdapters:
     def remove(self) -> None:
         """Takes everything of the adapters out of the model."""
         self._replace({})
+        self._layers, self._parameters = [], []
         if any(adapter.fitted.peft for adapter in self._by_name.values()):
             remove_peft_layers(self.model)
 
@@ -174,6 +178,10 @@ class ModelAdapters:
         finally:
             self.injecting = False
         cast_adapter_dtype(self.model, ours)  # to float32, as PeftModel.from_pretrained does
+        self._layers = [layer for _, layer in _peft_layers(self.model)]
+        self._parameters = [p for name, p in self.model.named_parameters() if ".lora_" in name]
+        for layer in self._layers:
+            layer.train(self.model.training)  # peft's new modules are in training, and their dropout would draw
         there = dict(self.model.named_parameters())
         with torch.no_grad():
             for key, tensor in adapter.peft.items():
@@ -192,15 +200,16 @@ class ModelAdapters:
 
     def _switch(self, names: Sequence[str]) -> None:
         peft_names = [self._peft_name(name) for name in names if self._by_name[name].fitted.peft]
-        for _, layer in _peft_layers(self.model) if self._by_name else ():
+        for layer in self._layers:
             layer.enable_adapters(bool(peft_names))
             if peft_names:
                 layer.set_adapter(peft_names)
-        for name, parameter in self.model.named_parameters():
-            if ".lora_" in name:
-                parameter.requires_grad_(False)
+        for parameter in self._parameters:
+            parameter.requires_grad_(False)
 
     def _replace(self, tensors: Mapping[str, Tensor]) -> None:
+        if not tensors and not self._original:
+            return
         there = {name.replace(".base_layer.", "."): tensor for name, tensor in tensors_of(self.model)}
         with torch.no_grad():
             for name, original in self._original.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -130,12 +131,40 @@ def _layer(block: Any, index: int, dtype: torch.dtype) -> DecoderLayer:
 
 
 def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
+    if is_lora_layer(module):
+        base = _linear(name, cast("Any", module).base_layer, dtype)
+        return replace(base, lora=_lora(name, module))
     if isinstance(module, PackedLinear) and module.weight.data.is_cpu:
         return LinearLayer(module.weight, module.bias)
     if type(module) is not nn.Linear:
         raise NotDescribed(f"its {name} is a {type(module).__name__}")
     bias = None if module.bias is None else _check_tensor(f"{name}'s bias", module.bias, dtype)
     return LinearLayer(_check_tensor(name, module.weight, dtype), bias)
+
+
+def is_lora_layer(module: nn.Module) -> bool:
+    """Whether the module is peft's LoRA on a linear layer."""
+    return (type(module).__module__, type(module).__name__) == ("peft.tuners.lora.layer", "Linear")
+
+
+def _lora(name: str, layer: Any) -> tuple[Tensor, Tensor] | None:
+    """The sum of the layer's active adapters as one pair of factors; None if none is active here."""
+    if layer.merged:
+        raise NotDescribed(f"its {name} has a merged adapter")
+    active = [] if layer.disable_adapters else [each for each in layer.active_adapters if each in layer.lora_A]
+    for each in active:
+        down, up, dropout = layer.lora_A[each], layer.lora_B[each], layer.lora_dropout[each]
+        kinds = {type(down), type(up), type(dropout)} - {nn.Linear, nn.Identity, nn.Dropout}
+        biased = down.bias is not None or up.bias is not None
+        if each in layer.lora_variant or kinds or biased or (dropout.training and getattr(dropout, "p", 0)):
+            raise NotDescribed(f"its {name} has an adapter that is more than up (down x)")
+    if not active:
+        return None
+    downs = [layer.lora_A[each].weight.detach().float() for each in active]
+    ups = [layer.lora_B[each].weight.detach().float() * layer.scaling[each] for each in active]
+    if not all(tensor.is_cpu for tensor in (*downs, *ups)):
+        raise NotDescribed(f"its {name} has an adapter on {downs[0].device}")
+    return torch.cat(downs).contiguous(), torch.cat(ups, 1).contiguous()
 
 
 def _check_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ The cache stays transformers': its layers become views of the step's buffers, an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from ...core import native
-from ...offload.decoding.cache import StepCache
+from ...offload.decoding.cache import SequenceCache, SequenceRows, StepCache
 from ...offload.decoding.model import MOST_ROWS
 from ...offload.settings import pickling_error
 from .decoder import NotDescribed, described
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 
 class TokenStep(Protocol):
-    """Called with tokens [rows] and a cache: the logits of the tokens' successors [rows, vocabulary]"""
+    """Called with tokens [rows] and a cache: the logits of the tokens' successors [rows, vocabulary]
 
-    def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor: ...
+    cache   a StepCache; the native step also takes SequenceRows
+    """
+
+    def __call__(self, tokens: Tensor, cache: Any) -> Tensor: ...
 
     def close(self) -> None: ...
 
@@ -92,16 +95,17 @@ class StepForward:
     """`model.forward`: the native step for one token of each of up to 8 sequences, and the model's own for the rest
 
     experts    {layer: path of its experts}
-    hooks      ids of the hooks that attaching has put on the model and its base
+    hooks      ids of hooks that a step need not call: those that attaching has put on the model and its base
     why_not    the reason why the last cache got no step, "" if it did
     """
 
     def __init__(
         self, model: PreTrainedModel, experts: Mapping[int, str], engine: Engine, hooks: Collection[int]
     ) -> None:
-        self._model, self._experts, self._engine, self._hooks = model, experts, engine, hooks
+        self._model, self._experts, self._engine, self._hooks = model, experts, engine, set(hooks)
         self._state: Untouched | None = None
         self._step: TokenStep | None = None
+        self._by_adapters: dict[tuple[str, ...], tuple[Untouched, TokenStep]] = {}
         self.why_not = "no token was generated yet"
         functools.update_wrapper(self, self._plain)  # `generate` reads the signature
 
@@ -115,6 +119,10 @@ class StepForward:
             if cache is not None and self._step is not None:
                 return self._stepped(options, cache, self._step)
         return self._plain(*arguments, **options)
+
+    def permit(self, hooks: Iterable[int]) -> None:
+        """Steps are computed in spite of these hooks on the model's modules, and do not call them."""
+        self._hooks |= set(hooks)
 
     def ready(self, rows: int) -> bool:
         """Whether there is a step for the model as it is now, and so many sequences."""
@@ -141,6 +149,29 @@ class StepForward:
             return logits
 
         return run
+
+    def sequence(self, cache: DynamicCache, room: int) -> SequenceCache | None:
+        """The cache of one sequence for `step_sequences`, copied, with room for so many positions; None if there is no
+        step for the model as it is now.
+        """
+        layers: list[Any] = [layer for layer in cache.layers if type(layer) is DynamicLayer]
+        if not self.ready(1) or not len(layers) == len(cache.layers) == self._layers():
+            return None
+        return SequenceCache([layer.keys[0] for layer in layers], [layer.values[0] for layer in layers], room)
+
+    def step_sequences(self, tokens: Sequence[int], sequences: Sequence[SequenceCache]) -> Tensor:
+        """float32 logits [rows, vocabulary] of one more token of each sequence; `ready` was True"""
+        step, engine = self._step, self._engine
+        if step is None:
+            raise RuntimeError("offload: the model has no native step")
+        logits = []
+        for first in range(0, len(tokens), MOST_ROWS):
+            at = slice(first, first + MOST_ROWS)
+            some = torch.tensor(tokens[at], device="cpu")
+            engine.begin_forward(len(some), 1)
+            logits.append(step(some, SequenceRows(sequences[at])).float())
+            engine.end_forward(logits[-1])
+        return torch.cat(logits)
 
     def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: TokenStep) -> Any:
         logits = step(options["input_ids"], cache)
@@ -198,12 +229,12 @@ class StepForward:
     def _prepared(self) -> bool:
         """Whether there is a step for the model as it is now."""
         engine = self._engine
-        if engine.adapters.names:
-            self._state, self.why_not = None, "adapters are loaded"
-            return False
         if native.reason() is not None or engine.device.type != "cpu" or engine.closed:
             return False
-        if self._step is not None and self._state is not None and self._state.still:
+        active = engine.adapters.active
+        known = self._by_adapters.get(active)
+        if known is not None and known[0].still:
+            (self._state, self._step), self.why_not = known, ""
             return True
         from ...offload.decoding._native import DecodeStep  # imports the library's structures
 
@@ -214,9 +245,12 @@ class StepForward:
         except (NotDescribed, Touched) as reason:
             self.why_not = str(reason)
             return False
-        if self._step is not None:
-            self._step.close()
-        self._step, self._state, self.why_not = DecodeStep(engine, model, engine.threads), state, ""
+        if known is not None:  # the model has changed, so it has for the other adapters
+            for _, step in self._by_adapters.values():
+                step.close()
+            self._by_adapters.clear()
+        self._state, self._step, self.why_not = state, DecodeStep(engine, model, engine.threads), ""
+        self._by_adapters[active] = self._state, self._step
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepForward:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Collection
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -13,13 +14,17 @@ from torch.nn.modules.module import _has_any_global_hook
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...experts import PackedLinear
+from .adapters import PREFIX
+from .decoder import is_lora_layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LIBRARIES = ("transformers", "torch", "goldsmith")
+LIBRARIES = ("transformers", "torch", "goldsmith", "peft")
 LAYERS = (nn.Linear, nn.Embedding, nn.ModuleList, PackedLinear)
 OWN = "_forward_hooks", "_forward_pre_hooks"
+PARTS = (nn.ModuleDict, nn.ParameterDict, nn.Identity, nn.Dropout)  # of a layer with LoRA
+OF_LORA = "scaling", "lora_variant", "merged_adapters", "_active_adapter"  # what peft changes in place
 
 
 class Touched(Exception):
@@ -28,17 +33,17 @@ class Touched(Exception):
 
 class Untouched:
     """The state of a model that nobody has changed: raises Touched, unless every module is of the model's own file or
-    torch's, with its class's own forward, no hooks, and not in training
+    torch's, or LoRA that `offload` has put there, with its class's own forward, no hooks, and not in training
 
-    hooks   ids of hooks that may be on the base; those on the model itself are called with it
+    hooks   ids of hooks that may be there; those on the model itself are called with it
     """
 
     def __init__(self, model: PreTrainedModel, hooks: Collection[int]) -> None:
         self._model = model
-        base = getattr(model, "base_model", model)
+        lora = {id(part) for layer in model.modules() if is_lora_layer(layer) for part in layer.modules()}
         for path, module in model.named_modules():
             if module is not model:
-                _check_module(path, module, type(model), hooks if module is base else ())
+                _check_module(path, module, type(model), hooks, id(module) in lora)
         self._classes = [(kind, kind.forward) for kind in {type(module) for module in model.modules()}]
         for kind, forward in self._classes:
             if not _of_a_library(forward):
@@ -52,11 +57,12 @@ class Untouched:
         self._kinds = [(module, type(module)) for module in model.modules()]
         states = [module.__dict__ for module in model.modules()]
         dicts = states + [state[name] for state in states for name in ("_modules", *OWN)]
-        self._dicts = [(state, dict(state)) for state in dicts]
+        dicts += [state[name] for state in states for name in OF_LORA if "lora_A" in state["_modules"]]
+        self._dicts = [(state, copy.copy(state)) for state in dicts]
         self._tensors = [
-            (tensors, {name: _place(tensor) for name, tensor in tensors.items()})
-            for state in states
-            for tensors in (state["_parameters"], state["_buffers"])
+            (tensors, copied, {name: _place(tensor, copied) for name, tensor in tensors.items()})
+            for module in model.modules()
+            for tensors, copied in ((module._parameters, id(module) in lora), (module._buffers, True))
             if tensors
         ]
         self._attention = _attention(model)
@@ -75,7 +81,8 @@ class Untouched:
         if any(type(module) is not kind for module, kind in self._kinds):
             return False
         if any(
-            {name: _place(tensor) for name, tensor in tensors.items()} != places for tensors, places in self._tensors
+            {name: _place(tensor, copied) for name, tensor in tensors.items()} != places
+            for tensors, copied, places in self._tensors
         ):
             return False
         try:
@@ -84,7 +91,7 @@ class Untouched:
             return False
 
 
-def _check_module(path: str, module: nn.Module, model: type, hooks: Collection[int]) -> None:
+def _check_module(path: str, module: nn.Module, model: type, hooks: Collection[int], of_lora: bool) -> None:
     if _has_any_global_hook():
         raise Touched("torch has hooks on every module")
     state = module.__dict__
@@ -95,7 +102,13 @@ def _check_module(path: str, module: nn.Module, model: type, hooks: Collection[i
     kind = type(module)
     if state.get("_compiled_call_impl") is not None or (module.training and kind.__module__ == model.__module__):
         raise Touched(f"{path} is in training, or compiled")
-    if not (kind in LAYERS or kind.__module__ == model.__module__ or _is_activation(kind)):
+    if is_lora_layer(module):
+        others = [name for name in cast("Any", module)._get_available_adapters() if not name.startswith(PREFIX)]
+        if others:
+            raise Touched(f"{path} has the adapter {others[0]!r} of peft")
+    elif not (
+        kind in LAYERS or kind.__module__ == model.__module__ or _is_activation(kind) or (of_lora and kind in PARTS)
+    ):
         raise Touched(f"{path} is a {kind.__module__}.{kind.__name__}")
     for name, tensor in module._parameters.items():
         if tensor is not None and type(tensor) not in (nn.Parameter, torch.Tensor):
@@ -120,9 +133,8 @@ def _attention(model: PreTrainedModel) -> object:
     return ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
 
 
-def _place(tensor: torch.Tensor | None) -> tuple[object, ...]:
-    """Where a tensor is; and for a buffer (the rotary angles are made of one) how often it was written."""
+def _place(tensor: torch.Tensor | None, copied: bool) -> tuple[object, ...]:
+    """Where a tensor is; and if the step has a copy of its numbers, how often they were written."""
     if tensor is None or tensor.is_meta:
         return (id(tensor),)
-    parameter = isinstance(tensor, nn.Parameter) or tensor.is_inference()
-    return id(tensor), tensor.data_ptr(), 0 if parameter else tensor._version
+    return id(tensor), tensor.data_ptr(), tensor._version if copied and not tensor.is_inference() else 0

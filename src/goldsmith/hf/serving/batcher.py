@@ -13,6 +13,7 @@ import torch
 from ...offload.attach import Offloaded
 from ..experts_spec import experts_modules
 from ..model_types import Tokenizer
+from .native_rows import NativeRows, native_forward
 from .refusals import UNAVAILABLE, RequestRefusal
 from .rows import CacheKind, Rows, forward, new_cache
 from .running_text import RunningText
@@ -50,8 +51,9 @@ class Interrupted(Exception):
 class Batcher:
     """Runs texts on an offloaded model until `stop`; `submit` and `cancel` may be called from any thread.
 
-    A prompt is computed in chunks, between the steps of the others. Texts with the same adapter step together; each
-    adapter has its turn. A step that fails is repeated for every text alone, so that it fails only for its cause.
+    A prompt is computed in chunks, between the steps of the others. Texts with the same adapter step together, in the
+    native step if it computes the model; each adapter has its turn. A step that fails is repeated for every text alone,
+    so that it fails only for its cause.
     """
 
     def __init__(
@@ -70,11 +72,14 @@ class Batcher:
         self._open: list[RunningText] = []  # all texts without an answer
         self._waiting: deque[RunningText] = deque()  # those that no step has touched yet
         self._prompts: list[tuple[RunningText, Rows]] = []  # texts whose prompt is being computed
-        self._batches: list[Rows] = []
+        self._batches: list[Rows | NativeRows] = []
         self._changed = threading.Condition()
         self._stopping: RequestRefusal | None = None
         self._alone: RunningText | None = None  # the only text of the call under way
         self._hooks = [m.register_forward_pre_hook(self._interrupt) for _, m in experts_modules(self._model)]
+        stepping = native_forward(self._model)
+        if stepping is not None:
+            stepping.permit(hook.id for hook in self._hooks)  # a step is too short to be interrupted
         self._thread = threading.Thread(target=self._run, name="goldsmith steps", daemon=True)
 
     def start(self) -> None:
@@ -220,24 +225,36 @@ class Batcher:
         self._prompts = [pair for pair in self._prompts if pair[0] is not text]
         self._add(text, text.next_token(logits))
         if not text.ended:
-            self._put(rows)
+            self._put(NativeRows.of(rows, self._model) or rows)
 
-    def _put(self, rows: Rows) -> None:
+    def _put(self, rows: Rows | NativeRows) -> None:
         """Adds rows to the batch with their adapter, or as a batch of their own."""
-        if self._caches.joined:
-            for other in self._batches:
-                if other.adapter == rows.adapter:
-                    other.join(rows)
-                    return
+        for other in self._batches:
+            if other.adapter != rows.adapter:
+                continue
+            if isinstance(rows, NativeRows) and isinstance(other, NativeRows):
+                return other.join(rows)
+            if isinstance(rows, Rows) and isinstance(other, Rows) and self._caches.joined:
+                return other.join(rows)
         self._batches.append(rows)
 
-    def _step(self, rows: Rows) -> None:
+    def _step(self, rows: Rows | NativeRows) -> None:
         try:
+            rows = self._possible(rows)
             self._advance(rows)
         except STEP_ERRORS as error:
             self._recover(rows, error)
 
-    def _advance(self, rows: Rows) -> None:
+    def _possible(self, rows: Rows | NativeRows) -> Rows | NativeRows:
+        """The rows; for the model's own forward, if somebody has changed the model so that it has no native step."""
+        self._use(rows.adapter)
+        if isinstance(rows, Rows) or rows.ready:
+            return rows
+        plain = rows.plain()
+        self._batches = [plain if batch is rows else batch for batch in self._batches]
+        return plain
+
+    def _advance(self, rows: Rows | NativeRows) -> None:
         """One more token for every row."""
         with self._call(rows.adapter, rows.texts[0] if len(rows.texts) == 1 else None):
             logits = rows.step(self._model)
@@ -248,7 +265,7 @@ class Batcher:
         rows.keep([text for text in rows.texts if not text.ended])
         self._batches = [batch for batch in self._batches if batch.texts]
 
-    def _recover(self, rows: Rows, error: BaseException) -> None:
+    def _recover(self, rows: Rows | NativeRows, error: BaseException) -> None:
         """After a step that failed: the rows one by one, so that only those fail that are the cause."""
         self._batches = [batch for batch in self._batches if batch is not rows]
         if len(rows.texts) == 1 or not self._caches.joined or rows.broken or isinstance(error, RequestRefusal):
@@ -257,21 +274,25 @@ class Batcher:
             return
         for single in rows.separate():
             with self._failing(single.texts):
-                self._advance(single)
-                if single.texts:
-                    self._put(single)
+                alone = self._possible(single)
+                self._advance(alone)
+                if alone.texts:
+                    self._put(alone)
 
     @contextmanager
     def _call(self, adapter: str | None, alone: RunningText | None) -> Iterator[None]:
         """A call of the model with this adapter, checked: files that changed meanwhile raise RequestRefusal."""
-        if self._offloaded.active_adapters != (() if adapter is None else (adapter,)):
-            self._offloaded.set_adapter(adapter)
+        self._use(adapter)
         self._alone = alone
         try:
             yield
         finally:
             self._alone = None
         self._watched.check()
+
+    def _use(self, adapter: str | None) -> None:
+        if self._offloaded.active_adapters != (() if adapter is None else (adapter,)):
+            self._offloaded.set_adapter(adapter)
 
     @contextmanager
     def _failing(self, texts: Sequence[RunningText]) -> Iterator[None]:

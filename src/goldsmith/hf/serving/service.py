@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -128,12 +129,14 @@ class Conversation:
 
     def __init__(self, batcher: Batcher, request: TextRequest, stream: bool) -> None:
         self._batcher, self._loop, self.stream = batcher, asyncio.get_running_loop(), stream
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
         self.text = RunningText(request, self._hear)
 
     def _hear(self, event: Event) -> None:
+        self._events.append(event)
         try:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:  # the server has ended
             self.text.cancelled = True
 
@@ -144,8 +147,14 @@ class Conversation:
         self._batcher.cancel(self.text)
 
     async def next_event(self) -> Piece | End:
-        """The next piece, or the end; raises RequestRefusal when the text fails."""
-        event = await self._events.get()
+        """The next piece, or the end; raises RequestRefusal when the text fails. Pieces that wait are one."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        while isinstance(event, Piece) and self._events and isinstance(following := self._events[0], Piece):
+            event = Piece(event.text + following.text, following.tokens)
+            self._events.popleft()
         if isinstance(event, RequestRefusal):
             raise event
         return event

@@ -10,14 +10,24 @@ from torch import Tensor
 from ...core.native import Structure, TensorView, put
 from ...experts import PackedMatrix
 from ...experts._native_abi import PLAIN, LinearArgs, Matrix, MoeArgs, packed_matrix
+from .model import LinearLayer
+
+
+class StepLinear(Structure):
+    _c_name_ = "gs_step_linear"
+    _fields_ = [(name, LinearArgs) for name in ("base", "down", "up")]
+
+
+class StepRow(Structure):
+    _c_name_ = "gs_step_row"
+    _fields_ = [(name, c_int64) for name in ("token", "length", "room", "head_stride")]
 
 
 class StepLayer(Structure):
     _c_name_ = "gs_step_layer"
     _fields_ = [
         *((name, TensorView) for name in ("input_norm", "experts_norm", "query_norm", "key_norm")),
-        *((name, LinearArgs) for name in ("query", "key", "value", "output")),
-        *((name, TensorView) for name in ("keys", "values")),
+        *((name, StepLinear) for name in ("query", "key", "value", "output")),
         ("router", LinearArgs),
         ("experts", POINTER(MoeArgs)),
         ("uses", c_void_p),
@@ -34,7 +44,7 @@ class StepArgs(Structure):
         ("size", c_size_t),
         ("threads", c_int32),
         ("dtype", c_int32),
-        *((name, c_int64) for name in ("rows", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "cached")),
+        *((name, c_int64) for name in ("rows", "hidden", "heads", "kv_heads", "head_dim", "vocabulary")),
         *((name, c_int64) for name in ("first", "last", "outside")),
         ("normalised", c_int64),
         ("float_weights", c_int64),
@@ -42,10 +52,10 @@ class StepArgs(Structure):
         ("scaling", c_double),
         ("layers", POINTER(StepLayer)),
         ("layer_count", c_int64),
-        ("tokens", c_void_p),
-        ("starts", c_void_p),
+        ("sequences", c_void_p),
+        ("caches", c_void_p),
         *((name, TensorView) for name in ("embedding", "final_norm", "cosines", "sines")),
-        ("head", LinearArgs),
+        ("head", StepLinear),
         ("stream", TensorView),
         ("logits", TensorView),
         ("seconds", c_double * 4),
@@ -82,8 +92,16 @@ def put_tensor(structure: Structure, name: str, tensor: Tensor | None) -> None:
         put(tensor, structure, getattr(type(structure), name).offset)
 
 
-def put_linear(structure: Structure, name: str, weight: Tensor | PackedMatrix, bias: Tensor | None) -> None:
-    """Writes a linear layer into a field: a weight [out, in], packed or with contiguous rows, and its bias."""
+def put_linear(structure: Structure, name: str, layer: LinearLayer) -> None:
+    """Writes a linear layer with its LoRA into a field."""
+    field = getattr(structure, name)
+    field.base = linear_args(layer.weight, layer.bias)
+    if layer.lora is not None:
+        field.down, field.up = (linear_args(factor) for factor in layer.lora)
+
+
+def linear_args(weight: Tensor | PackedMatrix, bias: Tensor | None = None) -> LinearArgs:
+    """y = weight x + bias for a weight [out, in], packed or with contiguous rows."""
     if isinstance(weight, PackedMatrix):
         matrix = packed_matrix(weight.layout, weight.data.data_ptr(), weight.layout.place, 0)
     else:
@@ -93,7 +111,7 @@ def put_linear(structure: Structure, name: str, weight: Tensor | PackedMatrix, b
         )  # fmt: skip
     linear = LinearArgs(weight=matrix)
     put_tensor(linear, "bias", bias)
-    setattr(structure, name, linear)
+    return linear
 
 
 DTYPES = {torch.float32: 1, torch.bfloat16: 2}

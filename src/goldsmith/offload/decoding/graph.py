@@ -152,7 +152,7 @@ class RecordedStep:
         fine = experts.finish()
         if self._guarded and not (fine and self._finite[0]):
             raise NotFinite("a step's numbers are not finite")
-        cache.length += 1
+        cache.advance()
         return self._logits.clone()
 
     def close(self) -> None:

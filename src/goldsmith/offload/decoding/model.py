@@ -14,10 +14,11 @@ MOST_ROWS = 8  # sequences of a step; with more, a layer's own products are fast
 
 @dataclass(frozen=True, eq=False)
 class LinearLayer:
-    """y = weight x + bias"""
+    """y = weight x + bias + up (down x); lora: (down [r, in], up [out, r]) in float32"""
 
     weight: Tensor | PackedMatrix
     bias: Tensor | None = None
+    lora: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class DecoderLayer:
     """h += output(attention(norm(h))), then h += experts(norm(h)); `index` is the layer's number in the store
 
     query_norm, key_norm   weights of norms over a head [D], or over all heads [heads D]; None: no norms
-    router                 probabilities of the experts are softmax(router x); its top-k are used
+    router                 probabilities of the experts are softmax(router x); its top-k are used; no LoRA
     """
 
     index: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from ctypes import Array, c_int32
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -42,28 +42,41 @@ class Buffers(NamedTuple):
     flags: Tensor
     y: Tensor
 
+    def first(self, tokens: int) -> Buffers:
+        """The buffers of a call of fewer tokens, in the same memory."""
+        routes = tokens * self.ids.shape[1]
+        x, ids, weights, rows, flags, y = self
+        return Buffers(x[:tokens], ids[:tokens], weights[:tokens], rows[:routes], flags[:routes], y[:tokens])
+
 
 @dataclass(eq=False)
 class StepCalls:
     """The experts' calls of a step over several layers: their buffers, arguments and counters, which the native step
     fills
 
-    uses   [layers, E]: steps that used each expert
+    room      tokens that the buffers hold; tokens, buffers: of the next step
+    teams     [layers]: threads for each number of tokens, from 1 on
+    uses      [layers, E]: steps that used each expert
+    counted   tokens of all steps
     """
 
     layers: tuple[int, ...]
-    tokens: int
-    buffers: list[Buffers]
+    room: int
+    whole: list[Buffers]
     native: list[NativeCall]
+    teams: list[list[int]]
     uses: Tensor
     results: Array[Any] | None = None  # a StepLayer for each layer
     steps: int = 0
+    counted: int = 0
+    tokens: int = 0
+    buffers: list[Buffers] = field(default_factory=list)
 
     @classmethod
     def of(
         cls, store: ExpertStore, lanes: HostLanes, layers: tuple[int, ...], tokens: int, k: int, dtype: torch.dtype
     ) -> StepCalls:
-        """Buffers and arguments for steps of this many tokens with k experts each."""
+        """Buffers and arguments for steps of up to this many tokens with k experts each."""
         all_buffers, calls = [], []
         with torch.inference_mode(False):
             for layer in layers:
@@ -75,7 +88,14 @@ class StepCalls:
                 calls.append(lanes.step_call(layer, buffers))
             most = max(store.num_experts(layer) for layer in layers)
             uses = torch.zeros(len(layers), most, dtype=torch.int64, device="cpu")
-        return cls(layers, tokens, all_buffers, calls, uses)
+            teams = [[lanes.team(layer, count * k) for count in range(1, tokens + 1)] for layer in layers]
+        return cls(layers, tokens, all_buffers, calls, teams, uses)
+
+    def resize(self, tokens: int) -> None:
+        """The next steps have this many tokens, at most `room`."""
+        self.tokens, self.buffers = tokens, [buffers.first(tokens) for buffers in self.whole]
+        for call, teams in zip(self.native, self.teams, strict=True):
+            call.args.tokens, call.args.threads = tokens, teams[tokens - 1]
 
 
 class DirectCalls:
@@ -123,6 +143,7 @@ class DirectCalls:
         """Runs a step and judges its layers."""
         run()
         calls.steps += 1
+        calls.counted += calls.tokens
         if self._guard is None or calls.results is None:
             return
         for layer, buffers, result in zip(calls.layers, calls.buffers, calls.results):
@@ -142,11 +163,11 @@ class DirectCalls:
     def _add(self, calls: StepCalls) -> None:
         for i, (layer, result) in enumerate(zip(calls.layers, calls.results or ())):
             size = self._store.expert_nbytes(layer)
-            _count(self._tallies[layer], calls.steps, calls.steps * calls.tokens, result.distinct, size, result.seconds)
+            _count(self._tallies[layer], calls.steps, calls.counted, result.distinct, size, result.seconds)
             self._caches[layer].add_uses(calls.uses[i].tolist())
             result.distinct, result.seconds = 0, 0.0
         calls.uses.zero_()
-        calls.steps = 0
+        calls.steps = calls.counted = 0
 
     def _judge(
         self, layer: int, number: int, positions: int, x: Tensor, of: Buffers, counts: list[int], out: Tensor,

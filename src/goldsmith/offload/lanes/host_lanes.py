@@ -88,6 +88,10 @@ class HostLanes:
         """The arguments of a layer's call for a step, which keeps their tensors."""
         return self._kernels.merged_call(of, self.store.experts(layer), self.lora.on_cpu(layer))
 
+    def team(self, layer: int, routes: int) -> int:
+        """The threads of a call with so many routes."""
+        return self._kernels.team(self.store.experts(layer).layout, routes)
+
     def to_host(self, ids: Tensor, x: Tensor, alone: bool) -> Tensor:
         return ids
 

@@ -21,6 +21,7 @@ from .call_checks import FEW
 
 if TYPE_CHECKING:
     from ...experts._native_abi import NativeCall
+    from ...experts.packed.layout import Layout
 
 _KEPT = 128  # most calls whose arguments are kept
 
@@ -143,7 +144,7 @@ class Kernels:
         return call
 
     def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None) -> NativeCall:
-        from ...experts._native_abi import NativeCall, busy
+        from ...experts._native_abi import NativeCall
 
         x, ids, rows, flags = tensors
         named = {
@@ -155,13 +156,16 @@ class Kernels:
         call.keep("rows", rows)
         call.keep("flags", flags)
         if self._threads:
-            layout, routes = base.layout, ids.numel()
-            read = layout.expert_nbytes * min(routes, layout.num_experts)
-            work = 6 * layout.hidden_size * layout.intermediate_size * routes
-            call.args.threads = min(
-                self._threads, busy(read, work)
-            )  # waking more threads would take longer than they save
+            call.args.threads = self.team(base.layout, ids.numel())
         return call
+
+    def team(self, layout: Layout, routes: int) -> int:
+        """Threads for so many routes: waking more would take longer than they save."""
+        from ...experts._native_abi import busy
+
+        read = layout.expert_nbytes * min(routes, layout.num_experts)
+        work = 6 * layout.hidden_size * layout.intermediate_size * routes
+        return min(self._threads, busy(read, work))
 
 
 def _like(tensor: Tensor) -> Tensor:
