@@ -9,7 +9,11 @@ from .coefficients.op import coefficients
 from .connect_backward import op as _connect_backward  # noqa: F401  the import registers the operator
 from .convert import from_hf, from_liger, from_te, streams_from_te, streams_to_te, to_hf, to_liger, to_te
 from .expand.op import expand
+from .gated import GatedConnection, GatedHead
+from .gated_pre.op import gated_pre
 from .head.op import head
+from .independent_pre.op import independent_pre
+from .inject.op import inject
 from .modules import HyperConnection, HyperHead
 from .post.op import post
 from .pre.op import pre
@@ -18,6 +22,8 @@ from .sinkhorn.op import sinkhorn
 from .stack import HyperStack
 
 __all__ = [
+    "GatedConnection",
+    "GatedHead",
     "HyperConnection",
     "HyperHead",
     "HyperStack",
@@ -27,7 +33,10 @@ __all__ = [
     "from_hf",
     "from_liger",
     "from_te",
+    "gated_pre",
     "head",
+    "independent_pre",
+    "inject",
     "post",
     "pre",
     "pre_backward",

@@ -143,6 +143,17 @@ def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
     return {name: (0, low, high) for name, (low, high) in by_group(n).items()}
 
 
+def by_pair(n: int) -> dict[str, tuple[int, int]]:
+    """The segments of an independent connection's mixes."""
+    return {"pre": (0, n), "post": (n, 2 * n)}
+
+
+def rows_by_pair(n: int) -> dict[str, tuple[int, int, int]]:
+    return {name: (0, low, high) for name, (low, high) in by_pair(n).items()}
+
+
+PAIRED_SEGMENTS = {name: by_pair for name in ("h_mix", "saved.h_mix", "bias.grad", "dbias", "dlogits", "dm")}
+PAIRED_SEGMENTS |= {name: rows_by_pair for name in ("phi.grad", "dphi")}
 ALPHAS = {"pre": (0, 1), "post": (1, 2), "res": (2, 3)}
 DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_group, "dlogits": by_group, "dm": by_group}
 SEGMENTS = {"h_mix": by_group, "phi.grad": rows_by_group, "alpha.grad": ALPHAS, "bias.grad": by_group}

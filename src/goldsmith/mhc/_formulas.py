@@ -100,6 +100,10 @@ def mix_gradients(
     return gradients
 
 
+def or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad.to(like.dtype)
+
+
 def in_dtypes_of_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
     """Each gradient in the shape and dtype of its input. This is the only rounding."""
     return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in gradients.items()}

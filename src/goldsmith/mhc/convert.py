@@ -14,57 +14,71 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError, check_dtype, check_tensor
-from ._common import FLOATS, mix_count, streams_of
+from ._common import FLOATS, mix_count, mixes_of, streams_of
 
 Weights = dict[str, Tensor]
 Options = dict[str, Any]  # keyword arguments of HyperConnection or HyperHead
 TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, hard-coded in TransformerEngine
 
-_CONFIG = {
-    "n": "hc_mult",
-    "iterations": "hc_sinkhorn_iters",
-    "pre_eps": "hc_eps",
-    "sinkhorn_eps": "hc_eps",
-    "rms_eps": "rms_norm_eps",
+_CONFIG = {  # by the number of scales: a head, an independent connection (hy_v4), a manifold connection
+    1: {"n": "hc_mult", "pre_eps": "hc_eps", "rms_eps": "rms_norm_eps"},
+    2: {
+        "n": "hc_mult",
+        "pre_eps": "hc_eps",
+        "rms_eps": "rms_norm_eps",
+        "post_eps": "hc_eps",
+        "magnitude": "hc_magnitude",
+    },
+    3: {
+        "n": "hc_mult",
+        "iterations": "hc_sinkhorn_iters",
+        "pre_eps": "hc_eps",
+        "sinkhorn_eps": "hc_eps",
+        "rms_eps": "rms_norm_eps",
+    },
 }
 
 
 def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: object = None) -> tuple[Weights, Options]:
-    """fn, base, scale = {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a file
+    """fn, base, scale = {prefix}.fn, .base, .scale of a transformers model, or {prefix}_fn, ... of a checkpoint file
 
-    Returns float32 weights for HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one
-    element (`hc_head`). The options hold n; with `config` (an object or a mapping with hc_mult, hc_sinkhorn_iters,
-    hc_eps, rms_norm_eps) also iterations, pre_eps, sinkhorn_eps and rms_eps. Raises ValueError that lists the keys.
+    Models: deepseek_v4, and hy_v4, whose connections are independent (two scales). Returns float32 weights for
+    HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one element (`hc_head`). The options
+    hold n, and kind="independent" for two scales; with `config` (an object or a mapping with hc_mult, hc_eps,
+    rms_norm_eps and hc_sinkhorn_iters or hc_magnitude) also iterations, magnitude and every eps. Raises ValueError that
+    lists the keys.
     """
     keys = _hf_keys(state, prefix)
     fn, base, scale = (_float("from_hf", keys[name], state[keys[name]]) for name in ("fn", "base", "scale"))
-    head = scale.numel() == 1
-    n = _streams("from_hf", keys["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
+    groups = min(max(scale.numel(), 1), 3)
+    wanted = ("fn [n, n*dim]", "fn [2*n, n*dim]", "fn [n*(n+2), n*dim], or [n, n*dim]")[groups - 1]
+    n = _streams("from_hf", keys["fn"], fn, wanted, groups=groups)
     _size("from_hf", keys["base"], base, fn.shape[0])
-    _size("from_hf", keys["scale"], scale, 1 if head else 3)
+    _size("from_hf", keys["scale"], scale, groups)
     options: Options = {"n": n}
     if config is not None:
-        options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG.items()}
+        options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG[groups].items()}
         if options["n"] != n:
             raise ValueError(f"mhc.from_hf: {keys['fn']} has n={n}, but the config says hc_mult={options['n']}")
-        if head:
-            options = {name: options[name] for name in ("n", "pre_eps", "rms_eps")}
+    if groups == 2:
+        options["kind"] = "independent"
     weights = {"fn": fn, "base": base.reshape(-1), "scale": scale.reshape(-1)}
-    return ({f"hc_{name}": value for name, value in weights.items()} if head else weights), options
+    return ({f"hc_{name}": value for name, value in weights.items()} if groups == 1 else weights), options
 
 
 def to_hf(weights: Mapping[str, Tensor]) -> Weights:
-    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) for transformers' deepseek_v4: float32, the same names
+    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) for transformers' deepseek_v4 or hy_v4: float32, the same names
 
     Raises ValueError for norm_weight, which those models lack; fn * norm_weight gives the same model without it.
     """
     if isinstance(weights, Mapping) and "hc_fn" in weights:
         tensors = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
-        n = _streams("to_hf", "hc_fn", tensors["hc_fn"], "hc_fn [n, n*dim]", head=True)
+        n = _streams("to_hf", "hc_fn", tensors["hc_fn"], "hc_fn [n, n*dim]", groups=1)
         _size("to_hf", "hc_base", tensors["hc_base"], n)
         _size("to_hf", "hc_scale", tensors["hc_scale"], 1)
         return tensors
-    return _ours("to_hf", weights, no_gamma="the model")[0]
+    independent = isinstance(weights, Mapping) and isinstance(s := weights.get("scale"), Tensor) and s.numel() == 2
+    return _ours("to_hf", weights, no_gamma="the model", groups=2 if independent else 3)[0]
 
 
 def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
@@ -160,16 +174,17 @@ def _float(function: str, name: str, value: Tensor) -> Tensor:
     return value.detach().float()
 
 
-def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -> tuple[Weights, int]:
+def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "", groups: int = 3) -> tuple[Weights, int]:
     """(HyperConnection's fn, base, scale and optional norm_weight in float32, n), after a check of their shapes."""
     tensors = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
     if no_gamma and "norm_weight" in tensors:
         raise ValueError(
             f"mhc.{function}: the weights have a norm_weight, which {no_gamma} does not support; use fn * norm_weight"
         )
-    n = _streams(function, "fn", tensors["fn"], "fn [n*(n+2), n*dim]")
-    _size(function, "base", tensors["base"], mix_count(n))
-    _size(function, "scale", tensors["scale"], 3)
+    wanted = "fn [2*n, n*dim]" if groups == 2 else "fn [n*(n+2), n*dim]"
+    n = _streams(function, "fn", tensors["fn"], wanted, groups=groups)
+    _size(function, "base", tensors["base"], mixes_of(n, groups))
+    _size(function, "scale", tensors["scale"], groups)
     if "norm_weight" in tensors:
         _size(function, "norm_weight", tensors["norm_weight"], tensors["fn"].shape[1])
     return {name: value if name == "fn" else value.reshape(-1) for name, value in tensors.items()}, n
@@ -199,11 +214,11 @@ def _mapping(function: str, state: object) -> None:
         raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, expected a dict of tensors{hint}")
 
 
-def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
-    """n of fn [M, n*dim], or of a head's [n, n*dim]; with `across`, fn is transposed."""
+def _streams(function: str, name: str, fn: Tensor, wanted: str, *, groups: int = 3, across: bool = False) -> int:
+    """n of fn [M, n*dim] with M = n*(n+2), 2n or n for 3, 2 or 1 groups of mixes; with `across`, fn is transposed."""
     mixes, features = (reversed(fn.shape) if across else fn.shape) if fn.dim() == 2 else (0, 0)
-    n = mixes if head else streams_of(mixes)
-    if not n or not features or features % n:
+    n = streams_of(mixes) if groups == 3 else mixes // groups
+    if not n or mixes_of(n, groups) != mixes or not features or features % n:
         raise _wrong_shape(function, name, fn, wanted)
     return n
 

@@ -20,8 +20,9 @@ class HyperStack(nn.Module):
 
     x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest),
     the result is (x, [rest of each connection]). Separate post and pre run around connections that must be called as
-    modules: those that recompute, have hooks (their own or global), are compiled themselves or override `forward`.
-    The same holds between neighbours with different backends. Values are the same either way. keep_every must be 1.
+    modules: those that are independent, recompute, have hooks (their own or global), are compiled themselves or
+    override `forward`. The same holds between neighbours with different backends. Values are the same either way.
+    keep_every must be 1.
     Raises the same errors as HyperConnection.
     """
 
@@ -74,7 +75,7 @@ def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
 
 
 def _is_called(connection: HyperConnection) -> bool:
-    """Whether `__call__` does more than the formulas: recomputation, hooks, an overridden `forward`."""
+    """Whether `__call__` does other things than pre and post: recomputation, hooks, an overridden `forward`."""
     own = type(connection).forward is HyperConnection.forward and "forward" not in vars(connection)
     hooks = (
         connection._forward_pre_hooks
@@ -83,4 +84,5 @@ def _is_called(connection: HyperConnection) -> bool:
         or connection._backward_hooks
         or _has_any_global_hook()
     )
-    return connection.recompute or not own or bool(hooks) or connection._compiled_call_impl is not None
+    independent = connection.settings.kind == "independent"
+    return independent or connection.recompute or not own or bool(hooks) or connection._compiled_call_impl is not None

@@ -58,9 +58,9 @@ def gradients(
         tensors["inv_rms"], tensors["h_mix"], tensors["alpha"], tensors["bias"], groups
     )
     u, dh_pre = formulas.collapse_gradient(grads.get("h_in"), x)
-    dh_pre = stage("dh_pre", dh_pre + _or_zero(grads.get("h_pre"), l_pre))
-    dh_post = stage("dh_post" + suffix, _or_zero(grads["h_post"], l_post))
-    dl_res = _or_zero(grads["h_res"], l_res).reshape(*l_res.shape[:-1], n, n)
+    dh_pre = stage("dh_pre", dh_pre + formulas.or_zero(grads.get("h_pre"), l_pre))
+    dh_post = stage("dh_post" + suffix, formulas.or_zero(grads["h_post"], l_post))
+    dl_res = formulas.or_zero(grads["h_res"], l_res).reshape(*l_res.shape[:-1], n, n)
     if options["sinkhorn"]:
         steps = {"iterations": options["iterations"], "eps": options["sinkhorn_eps"], "form": options["form"]}
         dl_res = sinkhorn_reference.gradient(dl_res, l_res.unflatten(-1, (n, n)), **steps)
@@ -69,7 +69,3 @@ def gradients(
     dlogits = stage("dlogits", torch.cat([dl_pre, dl_post, dl_res.flatten(-2)], -1))
     collapsed = (torch.sigmoid(l_pre) + options["pre_eps"], u) if "h_in" in grads else None
     return formulas.mix_gradients(dlogits, tensors, groups, collapsed=collapsed, grad_x_post=grad_x_post)
-
-
-def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad.to(like.dtype)

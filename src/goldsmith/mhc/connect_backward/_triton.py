@@ -10,11 +10,15 @@ from torch import Tensor
 from .._formulas import as_results
 from .._kernels import pipeline
 
-unsupported = pipeline.unsupported
+
+def unsupported(tensors: dict, options: dict) -> str | None:
+    if tensors["h_res"] is None:
+        return "independent connections run on the reference only"
+    return pipeline.unsupported(tensors, options)
 
 
 def forward(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor,
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor | None, inv_rms: Tensor,
     h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None,
     grad_x_next: Tensor | None,
     *, orientation: str, **options: object,
