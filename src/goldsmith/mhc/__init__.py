@@ -6,6 +6,7 @@ README.md in this folder has the mathematics. Each operator is a folder: declara
 
 from .boundary.op import boundary
 from .coefficients.op import coefficients
+from .collapse.op import collapse
 from .connect_backward import op as _connect_backward  # noqa: F401  the import registers the operator
 from .convert import from_hf, from_liger, from_te, streams_from_te, streams_to_te, to_hf, to_liger, to_te
 from .expand.op import expand
@@ -14,6 +15,7 @@ from .gated_pre.op import gated_pre
 from .head.op import head
 from .independent_pre.op import independent_pre
 from .inject.op import inject
+from .lagged_boundary.op import lagged_boundary
 from .modules import HyperConnection, HyperHead
 from .post.op import post
 from .pre.op import pre
@@ -29,6 +31,7 @@ __all__ = [
     "HyperStack",
     "boundary",
     "coefficients",
+    "collapse",
     "expand",
     "from_hf",
     "from_liger",
@@ -37,6 +40,7 @@ __all__ = [
     "head",
     "independent_pre",
     "inject",
+    "lagged_boundary",
     "post",
     "pre",
     "pre_backward",
