@@ -80,3 +80,27 @@ def lagged_stack(x, connections, layer, iterations=20, hc_eps=1e-6, rms_eps=1e-6
         x = post.unsqueeze(-1) * layer(h_in, *weights).unsqueeze(-2) + comb.mT @ x
         used = torch.sigmoid(pre * scale[0] + b_pre) + hc_eps
     return (used.unsqueeze(-1) * x).sum(-2)
+
+
+def sinkhorn_megatron(logits, iterations, eps):
+    p = torch.exp(logits - logits.amax(-1, keepdim=True))
+    for _ in range(iterations):
+        p = p / p.sum(-1, keepdim=True).clamp(min=eps)
+        p = p / p.sum(-2, keepdim=True).clamp(min=eps)
+    return p
+
+
+def megatron_connection(x, weight, bias, alphas, layer, *, first_release=False, iterations=20, eps=1e-6):
+    """Megatron-LM's HyperConnectionModule: r = 1 / (|X| / sqrt(K) + eps). The first release had another Sinkhorn."""
+    n, flat = x.shape[-2], x.flatten(-2)
+    r = 1 / (torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.shape[-1] ** 0.5 + eps)
+    alpha = torch.cat([a.expand(size) for a, size in zip(alphas, (n, n, n * n), strict=True)])
+    pre, post, res = (r * (flat @ weight.T) * alpha + bias).split([n, n, n * n], -1)
+    pre, post, res = (
+        torch.sigmoid(pre) + (0 if first_release else eps),
+        2 * torch.sigmoid(post),
+        res.unflatten(-1, (n, n)),
+    )
+    res = (sinkhorn_megatron if first_release else sinkhorn_deepseek)(res, iterations, eps)
+    f = layer((pre.unsqueeze(-1) * x).sum(-2))
+    return (res if first_release else res.mT) @ x + post.unsqueeze(-1) * f.unsqueeze(-2)

@@ -8,7 +8,18 @@ from .boundary.op import boundary
 from .coefficients.op import coefficients
 from .collapse.op import collapse
 from .connect_backward import op as _connect_backward  # noqa: F401  the import registers the operator
-from .convert import from_hf, from_liger, from_te, streams_from_te, streams_to_te, to_hf, to_liger, to_te
+from .convert import (
+    from_hf,
+    from_liger,
+    from_megatron,
+    from_te,
+    streams_from_te,
+    streams_to_te,
+    to_hf,
+    to_liger,
+    to_megatron,
+    to_te,
+)
 from .expand.op import expand
 from .gated import GatedConnection, GatedHead
 from .gated_pre.op import gated_pre
@@ -35,6 +46,7 @@ __all__ = [
     "expand",
     "from_hf",
     "from_liger",
+    "from_megatron",
     "from_te",
     "gated_pre",
     "head",
@@ -49,5 +61,6 @@ __all__ = [
     "streams_to_te",
     "to_hf",
     "to_liger",
+    "to_megatron",
     "to_te",
 ]

@@ -21,13 +21,15 @@ from ..core.shapes import (
 )
 
 FORMS = ("deepseek", "megatron", "log")
+RMS_FORMS = ("inside", "outside")
 KINDS = ("manifold", "independent")
 ORIENTATIONS = ("in_out", "out_in")
 PRE_GRADIENT_STAGES = ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse")
 MIX_GRADIENTS = ("dx", "dphi", "dalpha", "dbias", "dgamma")
 POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
 PRE_OPTIONS = (
-    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn"
+    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn, "
+    "str rms_form"
 )
 # M = n*(n+2) mixes (n for a head) of K = n*dim features, in groups with one alpha each; gamma is [K] or [n, dim]
 AXES = {
@@ -66,6 +68,7 @@ class CoefficientOptions(TypedDict):
     sinkhorn_eps: float
     form: str
     sinkhorn: bool
+    rms_form: str
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -260,18 +263,24 @@ def check_pre(
     gamma: Tensor | None,
     *,
     form: str,
+    rms_form: str,
     sinkhorn: bool = True,
     **numbers: float,
 ) -> None:
     """Checks the arguments that coefficients, pre and boundary share."""
     check_mixing(op, x, phi, alpha, bias, gamma)
     check_form(op, form)
+    check_rms_form(op, rms_form)
     check_flag(op, "sinkhorn", sinkhorn)
     check_numbers(op, **numbers)
 
 
 def check_form(op: str, form: str) -> None:
     check_choice(op, "form", form, FORMS)
+
+
+def check_rms_form(op: str, rms_form: str) -> None:
+    check_choice(op, "rms_form", rms_form, RMS_FORMS)
 
 
 def check_orientation(op: str, orientation: str) -> None:

@@ -57,6 +57,7 @@ class BackwardOptions(TypedDict):
     sinkhorn_eps: float
     form: str
     orientation: str
+    rms_form: str
     backend: str
 
 
@@ -75,6 +76,7 @@ class ConnectionSettings:
     backend: str = "auto"
     kind: str = "manifold"
     post_eps: float = 0.0
+    rms_form: str = "inside"
 
     @property
     def of_independent(self) -> IndependentOptions:
@@ -96,6 +98,7 @@ class ConnectionSettings:
             "sinkhorn_eps": self.sinkhorn_eps,
             "form": self.form,
             "sinkhorn": True,
+            "rms_form": self.rms_form,
             "backend": self.backend,
         }
 
@@ -112,6 +115,7 @@ class ConnectionSettings:
             "sinkhorn_eps": self.sinkhorn_eps,
             "form": self.form,
             "orientation": self.orientation,
+            "rms_form": self.rms_form,
             "backend": self.backend,
         }
 

@@ -19,6 +19,7 @@ from ._common import FLOATS, mix_count, mixes_of, streams_of
 Weights = dict[str, Tensor]
 Options = dict[str, Any]  # keyword arguments of HyperConnection or HyperHead
 TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, hard-coded in TransformerEngine
+_ALPHAS = ("alpha_pre", "alpha_post", "alpha_res")  # Liger's and Megatron-LM's names
 
 _CONFIG = {  # by the number of scales: a head, an independent connection (hy_v4), a manifold connection
     1: {"n": "hc_mult", "pre_eps": "hc_eps", "rms_eps": "rms_norm_eps"},
@@ -87,12 +88,12 @@ def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
     `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0. Liger's phi is float16 by
     default; the conversion cannot recover the lost bits.
     """
-    own = _checked("from_liger", state, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
+    own = _checked("from_liger", state, ("phi", "b", *_ALPHAS))
     n = _streams("from_liger", "phi", own["phi"], "phi [K, M] = [n*dim, n*(n+2)]", across=True)
     _size("from_liger", "b", own["b"], mix_count(n))
-    for name in ("alpha_pre", "alpha_post", "alpha_res"):
+    for name in _ALPHAS:
         _size("from_liger", name, own[name], 1)
-    scale = torch.stack([own[f"alpha_{part}"].reshape(()) for part in ("pre", "post", "res")])
+    scale = torch.stack([own[name].reshape(()) for name in _ALPHAS])
     weights = {"fn": own["phi"].T.contiguous(), "base": own["b"].reshape(-1), "scale": scale}
     return weights, {"n": n, "orientation": "out_in", "pre_eps": 0.0}
 
@@ -139,6 +140,40 @@ def to_te(weights: Mapping[str, Tensor]) -> Weights:
     if "norm_weight" in ours:
         state["norm_weight"] = _innermost(ours["norm_weight"], n)
     return state
+
+
+def from_megatron(
+    state: Mapping[str, Tensor], *, single_pass: bool = False, first_release: bool = False
+) -> tuple[Weights, Options]:
+    """fn = mapping_proj.weight [M, K], base = bias, scale = [alpha_pre, alpha_post, alpha_res], in float32
+
+    `state` is that of a Megatron-LM HyperConnectionModule. Options: n, and rms_form="outside", because Megatron-LM
+    adds eps to the root mean square. single_pass (mhc_single_pass, the lagged scheme of `HyperStack(lagged=True)`) has
+    eps under the root. first_release is the code before its Sinkhorn and matrix became DeepSeek's: form="megatron",
+    orientation="out_in", pre_eps=0.0.
+    """
+    if single_pass and first_release:
+        raise ValueError("mhc.from_megatron: the first release has no single_pass")
+    own = _checked("from_megatron", state, ("mapping_proj.weight", "bias", *_ALPHAS))
+    n = _streams("from_megatron", "mapping_proj.weight", own["mapping_proj.weight"], "[M, K] = [n*(n+2), n*dim]")
+    _size("from_megatron", "bias", own["bias"], mix_count(n))
+    for name in _ALPHAS:
+        _size("from_megatron", name, own[name], 1)
+    scale = torch.stack([own[name].reshape(()) for name in _ALPHAS])
+    options: Options = {"n": n} if single_pass else {"n": n, "rms_form": "outside"}
+    if first_release:
+        options |= {"form": "megatron", "orientation": "out_in", "pre_eps": 0.0}
+    return {"fn": own["mapping_proj.weight"], "base": own["bias"].reshape(-1), "scale": scale}, options
+
+
+def to_megatron(weights: Mapping[str, Tensor]) -> Weights:
+    """mapping_proj.weight = fn, bias = base, alpha_pre, alpha_post, alpha_res = scale ([1] each), in float32
+
+    Raises ValueError for norm_weight, which Megatron-LM lacks; fn * norm_weight gives the same model without it.
+    """
+    ours, _ = _ours("to_megatron", weights, no_gamma="Megatron-LM")
+    alphas = dict(zip(_ALPHAS, ours["scale"].clone().split(1), strict=True))
+    return {"mapping_proj.weight": ours["fn"], "bias": ours["base"], **alphas}
 
 
 def streams_from_te(x: Tensor) -> Tensor:

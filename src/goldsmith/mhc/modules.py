@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.autograd import transformed
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import FLOATS, FORMS, KINDS, ORIENTATIONS, check_flag, check_numbers, mixes_of
+from ._common import FLOATS, FORMS, KINDS, ORIENTATIONS, check_flag, check_numbers, check_rms_form, mixes_of
 from ._connection import ConnectionSettings, enter, leave
 from ._recomputation import Region
 from .head.op import HEAD
@@ -96,6 +96,7 @@ class HyperConnection(_Float32Module):
         kind: str = "manifold",
         magnitude: float | None = None,
         post_eps: float | None = None,
+        rms_form: str = "inside",
         init: str = "deepseek",
         coefficient_dtype: torch.dtype | None = None,
         recompute: bool = False,
@@ -121,6 +122,7 @@ class HyperConnection(_Float32Module):
             post_eps=post_eps or 0.0,
         )
         check_choice(name, "form", form, FORMS)
+        check_rms_form(name, rms_form)
         check_choice(name, "orientation", orientation, ORIENTATIONS)
         check_choice(name, "init", init, INITS)
         check_choice(name, "backend", backend, ("auto", *PRE.backends))
@@ -135,7 +137,7 @@ class HyperConnection(_Float32Module):
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
         self.settings = ConnectionSettings(
             rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend,
-            kind, post_eps or 0.0,
+            kind, post_eps or 0.0, rms_form,
         )  # fmt: skip
         groups = 2 if kind == "independent" else 3
         self.fn = _parameter(device, mixes_of(n, groups), n * dim)

@@ -23,6 +23,8 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     """The reason why these kernels cannot run on these inputs, or None."""
     if options.get("form", "deepseek") != "deepseek":
         return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
+    if options.get("rms_form", "inside") != "inside":
+        return "rms_form='outside' runs on the reference only; this backend takes rms_form='inside'"
     return unsupported_n(tensors["x"].shape[-2]) or unsupported_dtype(tensors["x"], tensors["phi"])
 
 
@@ -38,7 +40,7 @@ def mark_stage(name: str, x: Tensor, value: Tensor) -> Tensor:
 
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, collapsed: bool, output: str = "h_in",
-    names: dict[str, str] | None = None, **options: object,
+    names: dict[str, str] | None = None, rms_form: str = "inside", **options: object,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The coefficients for x [..., n, D] by name; with `collapsed` also the weighted sum of the streams, `output`.
 

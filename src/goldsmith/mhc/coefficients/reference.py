@@ -24,11 +24,12 @@ def forward(
     sinkhorn_eps: float,
     form: str,
     sinkhorn: bool,
+    rms_form: str = "inside",
     suffix: str = "",
 ) -> tuple[Tensor, ...]:
     """h_pre, h_post, h_res, inv_rms, h_mix. `suffix` is appended to the names of stages h_post and h_res."""
     n = x.shape[-2]
-    inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps)
+    inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps, rms_form)
     l_pre, l_post, l_res = formulas.scores(inv_rms, h_mix, alpha, bias, formulas.groups_of(n))
     h_pre = stage("h_pre", torch.sigmoid(l_pre) + pre_eps)
     h_post = stage("h_post" + suffix, post_mult * torch.sigmoid(l_post))
@@ -68,4 +69,7 @@ def gradients(
     dl_post = dh_post * options["post_mult"] * formulas.sigmoid_gradient(l_post)
     dlogits = stage("dlogits", torch.cat([dl_pre, dl_post, dl_res.flatten(-2)], -1))
     collapsed = (torch.sigmoid(l_pre) + options["pre_eps"], u) if "h_in" in grads else None
-    return formulas.mix_gradients(dlogits, tensors, groups, collapsed=collapsed, grad_x_post=grad_x_post)
+    rms_form = options.get("rms_form", "inside")
+    return formulas.mix_gradients(
+        dlogits, tensors, groups, collapsed=collapsed, grad_x_post=grad_x_post, rms_form=rms_form
+    )

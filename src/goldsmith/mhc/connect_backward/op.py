@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import AXES, MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_form, check_mixing, check_numbers
+from .._common import AXES, MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_form, check_mixing, check_numbers, check_rms_form
 
 CONNECT_BACKWARD = Op(
     "mhc.connect_backward",
     schema="(Tensor x, Tensor phi, Tensor alpha, Tensor bias, Tensor? gamma, "
     "Tensor? h_res, Tensor inv_rms, Tensor h_mix, "
     "Tensor? grad_h_in, Tensor? grad_h_post, Tensor? grad_h_res, Tensor? grad_x_next, "
-    "float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, str orientation) "
+    "float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, str orientation, str rms_form) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     package=__package__,
     axes=AXES,
@@ -40,10 +40,12 @@ def check(
     *rest: Tensor | None,
     orientation: str,
     form: str,
+    rms_form: str,
     **numbers: float,
 ) -> None:
     check_mixing("mhc.connect_backward", x, phi, alpha, bias, gamma, groups=2 if h_res is None else 3)
     check_form("mhc.connect_backward", form)
+    check_rms_form("mhc.connect_backward", rms_form)
     check_numbers("mhc.connect_backward", **numbers)
 
 

@@ -40,7 +40,7 @@ CASES = build_cases(
             {"T": 3, "n": 3, "dim": 5, "rank": 2, "rms_eps": 0.3, "post_mult": 1.5},
             "n is not a power of two; a forgotten eps or factor shows",
         ),
-        "mixer": ({"T": (2, 1), "n": 2, "dim": 3, "rank": 4, "mixer": True}, "the model's end: no injection weights"),
+        "mixer": ({"T": (2, 3), "n": 2, "dim": 16, "rank": 8, "mixer": True}, "the model's end: no injection weights"),
         "two_blocks": ({"T": 67, "n": 2, "dim": 3, "rank": 17}, "more tokens than a block; rank past a power of two"),
         "one_stream": ({"T": 2, "n": 1, "dim": 129, "rank": 65}, "tails of blocks over dim and over rank"),
         "expanded": ({"T": (), "n": 4, "dim": 16, "rank": 8, "layout": "expanded"}, "stride 0 over the streams"),
