@@ -134,14 +134,14 @@ def post_inputs(
     }
 
 
-def by_group(n: int) -> dict[str, tuple[int, int]]:
-    """The segments of the mixes' last axis: {group: (start, stop)}."""
-    return {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, mix_count(n))}
+def by_group(n: int, independent: bool = False) -> dict[str, tuple[int, int]]:
+    """The segments of the mixes' last axis: {group: (start, stop)}; an independent connection has no res."""
+    return by_pair(n) if independent else {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, mix_count(n))}
 
 
-def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
+def rows_by_group(n: int, independent: bool = False) -> dict[str, tuple[int, int, int]]:
     """The segments of phi's first axis: {group: (axis, start, stop)}."""
-    return {name: (0, low, high) for name, (low, high) in by_group(n).items()}
+    return {name: (0, low, high) for name, (low, high) in by_group(n, independent).items()}
 
 
 def by_pair(n: int) -> dict[str, tuple[int, int]]:
@@ -156,7 +156,14 @@ def rows_by_pair(n: int) -> dict[str, tuple[int, int, int]]:
 PAIRED_SEGMENTS: dict[str, object] = dict.fromkeys(("phi.grad", "dphi"), rows_by_pair)
 PAIRED_SEGMENTS |= dict.fromkeys(("h_mix", "saved.h_mix", "bias.grad", "dbias", "dlogits", "dm"), by_pair)
 ALPHAS = {"pre": (0, 1), "post": (1, 2), "res": (2, 3)}
-DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_group, "dlogits": by_group, "dm": by_group}
+
+
+def alphas(independent: bool = False) -> dict[str, tuple[int, int]]:
+    """The segments of alpha: one element each."""
+    return {name: at for name, at in ALPHAS.items() if name != "res" or not independent}
+
+
+DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": alphas, "dbias": by_group, "dlogits": by_group, "dm": by_group}
 SEGMENTS = {"h_mix": by_group, "phi.grad": rows_by_group, "alpha.grad": ALPHAS, "bias.grad": by_group}
 SEGMENTS |= {"saved.h_mix": by_group, **DERIVATIVE_SEGMENTS}
 

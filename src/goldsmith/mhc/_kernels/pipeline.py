@@ -46,19 +46,28 @@ def forward(
 
     names   stage -> another name for it (`boundary` calls the next connection's h_post `h_post_next`)
     """
-    stage_names, flat = names or {}, streams(x)
-    n, K = flat.shape[1], flat.shape[1] * flat.shape[2]
+    flat = streams(x)
     partial_sums = project(flat, phi.contiguous(), None if gamma is None else gamma.reshape(-1).contiguous())
-    traced = tracing("h_res_logits") or tracing("h_pre")
+    results = coefficients(x, partial_sums, alpha, bias, names or {}, **options)
+    if collapsed:
+        h_pre = results["h_pre"].reshape(flat.shape[:2])
+        results[output] = in_batch_shape(x, mark_stage(output, x, collapse(flat, h_pre)))
+    return results
+
+
+def coefficients(
+    x: Tensor, partial_sums: Tensor, alpha: Tensor, bias: Tensor, names: dict[str, str], **options: object
+) -> dict[str, Tensor]:
+    """The coefficients by name, in the leading dimensions of x, from the partial sums of its projection."""
+    n, K = x.shape[-2], x.shape[-2] * x.shape[-1]
+    traced = tracing("h_res_logits") or tracing(names.get("h_pre", "h_pre"))
     results = coefficients_forward(partial_sums, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
     if traced and "h_res" in results:
         mark_stage("h_res_logits", x, results["logits"][:, 2 * n :].unflatten(-1, (n, n)))
     balanced = ("h_res",) if options.get("sinkhorn", True) else ()
     for name in ("inv_rms", "h_mix", "h_pre", "h_post", *balanced):
         if name in results:
-            results[name] = mark_stage(stage_names.get(name, name), x, results[name])
-    if collapsed:
-        results[output] = mark_stage(output, x, collapse(flat, results["h_pre"]))
+            results[name] = mark_stage(names.get(name, name), x, results[name])
     return {name: in_batch_shape(x, value) for name, value in results.items()}
 
 

@@ -18,7 +18,18 @@ BOUNDARY = Op(
     axes=AXES,
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma"),
-    stages=("mix", "inject", "x_next", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next", "h_in")
+    stages=(
+        "mix",
+        "inject",
+        "x_next",
+        "inv_rms",
+        "h_mix",
+        "h_pre_next",
+        "h_res_logits",
+        "h_post_next",
+        "h_res_next",
+        "h_in",
+    )
     + ("dh_pre", "dh_post_next", "dlogits", "dm", "projection", "rms", "collapse", "post", "dx_next")
     + ("dphi", "dalpha", "dbias", "dgamma", *POST_GRADIENTS),
     summary="post of one connection and pre of the next together",

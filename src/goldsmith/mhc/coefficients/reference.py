@@ -27,11 +27,11 @@ def forward(
     rms_form: str = "inside",
     suffix: str = "",
 ) -> tuple[Tensor, ...]:
-    """h_pre, h_post, h_res, inv_rms, h_mix. `suffix` is appended to the names of stages h_post and h_res."""
+    """h_pre, h_post, h_res, inv_rms, h_mix. `suffix` is appended to the names of stages h_pre, h_post and h_res."""
     n = x.shape[-2]
     inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps, rms_form)
     l_pre, l_post, l_res = formulas.scores(inv_rms, h_mix, alpha, bias, formulas.groups_of(n))
-    h_pre = stage("h_pre", torch.sigmoid(l_pre) + pre_eps)
+    h_pre = stage("h_pre" + suffix, torch.sigmoid(l_pre) + pre_eps)
     h_post = stage("h_post" + suffix, post_mult * torch.sigmoid(l_post))
     h_res = stage("h_res_logits", l_res.unflatten(-1, (n, n)))
     if sinkhorn:

@@ -12,6 +12,7 @@ COLLAPSE = Op(
     schema="(Tensor x, Tensor h_pre) -> (Tensor h_in)",
     package=__package__,
     axes=AXES,
+    backends=("triton",),
     grads=("x", "h_pre"),
     stages=("h_in", "dh_pre", "dx"),
     summary="the weighted sum of the streams",

@@ -10,11 +10,7 @@ from torch import Tensor
 from .._formulas import as_results
 from .._kernels import pipeline
 
-
-def unsupported(tensors: dict, options: dict) -> str | None:
-    if tensors["h_res"] is None:
-        return "independent connections run on the reference only"
-    return pipeline.unsupported(tensors, options)
+unsupported = pipeline.unsupported
 
 
 def forward(

@@ -15,6 +15,7 @@ INDEPENDENT_PRE = Op(
     saved=("inv_rms", "h_mix"),
     package=__package__,
     axes=AXES,
+    backends=("triton",),
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h_post", "h_in")
     + ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse", *MIX_GRADIENTS),

@@ -13,6 +13,7 @@ INJECT = Op(
     residuals=("x", "f", "h_post"),
     package=__package__,
     axes=AXES,
+    backends=("triton",),
     grads=("x", "f", "h_post"),
     stages=("inject", "x_next", "dx_post", "df", "dh_post"),
     summary="adds the layer's output to every stream",

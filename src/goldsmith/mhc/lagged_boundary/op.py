@@ -17,9 +17,20 @@ LAGGED_BOUNDARY = Op(
     residuals=("x", "f", "h_pre", "h_post", "h_res", "phi", "alpha", "bias", "gamma", "x_next", "inv_rms", "h_mix"),
     package=__package__,
     axes=AXES | {"h_pre_next": AXES["h_pre"]},
-    backends=(),
+    backends=("triton",),
     grads=("x", "f", "h_pre", "h_post", "h_res", "phi", "alpha", "bias", "gamma"),
-    stages=("mix", "inject", "x_next", "h_in", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next")
+    stages=(
+        "mix",
+        "inject",
+        "x_next",
+        "h_in",
+        "inv_rms",
+        "h_mix",
+        "h_pre_next",
+        "h_res_logits",
+        "h_post_next",
+        "h_res_next",
+    )
     + ("dh_pre", "dh_post_next", "dlogits", "dm", "projection", "rms", "post", "dx_next")
     + ("dphi", "dalpha", "dbias", "dgamma", "dh_pre_before", *POST_GRADIENTS),
     summary="mhc.boundary of the lagged scheme: h_in uses the h_pre of the connection before",
