@@ -8,6 +8,7 @@ from torch import nn
 
 from goldsmith import ShapeError, assay, mhc
 from goldsmith.assay.declare.case import Case
+from goldsmith.core.autograd import fresh
 from goldsmith.mhc.gated_pre import reference as gated_reference
 from goldsmith.mhc.independent_pre import reference as independent_reference
 from goldsmith.mhc.inject import reference as inject_reference
@@ -182,3 +183,12 @@ def test_gated_modules_call_the_operators(cls):
         mhc.gated_pre(x, *weights[:2], module.down)
     with pytest.raises(ValueError, match="rank=0, expected a whole number of at least 1"):
         cls(DIM, *layer, n=N, rank=0)
+
+
+def test_results_that_are_parts_of_one_tensor_get_their_own_memory():
+    """Below autograd, where the dispatcher runs an operator, parts of a tensor do not count as views."""
+    whole = torch.randn(6, 2)
+    with torch._C._AutoDispatchBelowAutograd():
+        parts = fresh((whole[:2], whole[2:]), ())
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 2
+    assert equal(torch.cat(parts), whole)

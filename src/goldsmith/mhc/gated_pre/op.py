@@ -16,6 +16,7 @@ GATED_PRE = Op(
     saved=("inv_rms", "h_mix"),
     package=__package__,
     axes=AXES | {"down": "rank features", "up": "features rank", "inject": "n features", "inv_rms": "*batch n: sum"},
+    backends=("triton",),
     grads=("x", "gamma", "down", "up", "inject"),
     stages=("inv_rms", "normed", "h_mix", "hidden", "gates", "h_post", "h_in")
     + ("dgates", "dhidden", "dm", "dnormed", "dx", "dgamma", "ddown", "dup", "dinject"),
