@@ -188,7 +188,7 @@ def test_gated_modules_call_the_operators(cls):
 def test_results_that_are_parts_of_one_tensor_get_their_own_memory():
     """Below autograd, where the dispatcher runs an operator, parts of a tensor do not count as views."""
     whole = torch.randn(6, 2)
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         parts = fresh((whole[:2], whole[2:]), ())
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 2
     assert equal(torch.cat(parts), whole)
