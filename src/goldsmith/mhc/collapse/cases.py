@@ -21,7 +21,7 @@ CASES = build_cases(
         "one_token": ({"T": 1, "n": 4, "dim": 7}, "decoding"),
         "three_streams": ({"T": 3, "n": 3, "dim": 5}, "n is not a power of two"),
         "two_blocks": ({"T": 1, "n": 2, "dim": 1029}, "tails of blocks over dim"),
-        "expanded": ({"T": (2, 1), "n": 8, "dim": 1, "layout": "expanded"}, "stride 0 over the streams"),
+        "leading_dimensions": ({"T": (2, 1), "n": 8, "dim": 1, "layout": "expanded"}, "stride 0 over the streams"),
         "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "more tokens than one block of any kernel"),
     },
     every_probe=("three_streams",),

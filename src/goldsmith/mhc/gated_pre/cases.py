@@ -43,7 +43,10 @@ CASES = build_cases(
         "mixer": ({"T": (2, 3), "n": 2, "dim": 16, "rank": 8, "mixer": True}, "the model's end: no injection weights"),
         "two_blocks": ({"T": 67, "n": 2, "dim": 3, "rank": 17}, "more tokens than a block; rank past a power of two"),
         "one_stream": ({"T": 2, "n": 1, "dim": 129, "rank": 65}, "tails of blocks over dim and over rank"),
-        "expanded": ({"T": (), "n": 4, "dim": 16, "rank": 8, "layout": "expanded"}, "stride 0 over the streams"),
+        "leading_dimensions": (
+            {"T": (2, 1), "n": 4, "dim": 16, "rank": 8, "layout": "expanded"},
+            "stride 0 over the streams",
+        ),
         "many_tokens": ({"T": 4097, "n": 4, "dim": 320, "rank": 64}, "sums over more tokens than one block"),
         "usual_width": ({"T": 129, "n": 4, "dim": 2048}, "Qwen's sizes"),
     },

@@ -42,7 +42,7 @@ CASES = build_cases(
         ),
         "one_stream": ({"T": 2, "n": 1, "dim": 515}, "the second slice of the projection is almost all mask"),
         "two_blocks": ({"T": 67, "n": 2, "dim": 3}, "more tokens than a block of any kernel"),
-        "eight_streams": ({"T": (2, 1), "n": 8, "dim": 1, "std": 3.0}, "16 mixes, saturated sigmoids"),
+        "leading_dimensions": ({"T": (2, 1), "n": 8, "dim": 1, "std": 3.0}, "16 mixes, saturated sigmoids"),
         "expanded": ({"T": (), "n": 4, "dim": 64, "layout": "expanded"}, "stride 0 over the streams of one token"),
         "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "sums over more tokens than one block"),
         "wide": ({"T": 33, "n": 4, "dim": 7168}, "a wide K"),

@@ -20,7 +20,7 @@ CASES = build_cases(
         "one_token": ({"T": 1, "n": 4, "dim": 7}, "decoding"),
         "three_streams": ({"T": 3, "n": 3, "dim": 5}, "n is not a power of two"),
         "two_blocks": ({"T": 1, "n": 2, "dim": 1029}, "blocks over dim end at 1024; the next is almost all mask"),
-        "eight_streams": (
+        "leading_dimensions": (
             {"T": (2, 1), "n": 8, "dim": 1},
             "the most streams; a block over dim that is almost all mask",
         ),

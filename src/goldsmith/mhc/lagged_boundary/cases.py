@@ -36,7 +36,7 @@ CASES = build_cases(
     | {
         "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 1}, "more tokens than a block of any kernel"),
         "two_slices": ({"T": 2, "n": 1, "dim": 1029, "iterations": 1}, "the last slice is almost all mask"),
-        "out_in": (
+        "leading_dimensions": (
             {"T": (2, 1), "n": 4, "dim": 7, "orientation": "out_in", "layout": "expanded", "iterations": 2},
             "Megatron's orientation; stride 0 over the streams",
         ),
