@@ -63,3 +63,44 @@ def te_connection(x, phi, alpha, beta, norm_weight, layer, iterations=20):
 
 def rms_norm(x, weight, eps=1e-6):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def lagged_stack(x, connections, layer, iterations=20, hc_eps=1e-6, rms_eps=1e-6):
+    """DeepSeek-V4.1 in sglang 0.5.23 (hc_pre_from_prev_sublayer); connections are (fn, base, scale, ...) each.
+
+    The input of a sublayer is collapsed with the pre that the sublayer before predicted; stream 0 enters the first.
+    """
+    n, used = x.shape[-2], None
+    for fn, base, scale, *weights in connections:
+        pre, post, comb = mixes(x.flatten(-2), fn, rms_eps).split([n, n, n * n], -1)
+        b_pre, b_post, b_comb = base.split([n, n, n * n])
+        post = 2 * torch.sigmoid(post * scale[1] + b_post)
+        comb = sinkhorn_deepseek((comb * scale[2] + b_comb).unflatten(-1, (n, n)), iterations, hc_eps)
+        h_in = x[..., 0, :] if used is None else (used.unsqueeze(-1) * x).sum(-2)
+        x = post.unsqueeze(-1) * layer(h_in, *weights).unsqueeze(-2) + comb.mT @ x
+        used = torch.sigmoid(pre * scale[0] + b_pre) + hc_eps
+    return (used.unsqueeze(-1) * x).sum(-2)
+
+
+def sinkhorn_megatron(logits, iterations, eps):
+    p = torch.exp(logits - logits.amax(-1, keepdim=True))
+    for _ in range(iterations):
+        p = p / p.sum(-1, keepdim=True).clamp(min=eps)
+        p = p / p.sum(-2, keepdim=True).clamp(min=eps)
+    return p
+
+
+def megatron_connection(x, weight, bias, alphas, layer, *, first_release=False, iterations=20, eps=1e-6):
+    """Megatron-LM's HyperConnectionModule: r = 1 / (|X| / sqrt(K) + eps). The first release had another Sinkhorn."""
+    n, flat = x.shape[-2], x.flatten(-2)
+    r = 1 / (torch.linalg.vector_norm(flat, dim=-1, keepdim=True) / flat.shape[-1] ** 0.5 + eps)
+    alpha = torch.cat([a.expand(size) for a, size in zip(alphas, (n, n, n * n), strict=True)])
+    pre, post, res = (r * (flat @ weight.T) * alpha + bias).split([n, n, n * n], -1)
+    pre, post, res = (
+        torch.sigmoid(pre) + (0 if first_release else eps),
+        2 * torch.sigmoid(post),
+        res.unflatten(-1, (n, n)),
+    )
+    res = (sinkhorn_megatron if first_release else sinkhorn_deepseek)(res, iterations, eps)
+    f = layer((pre.unsqueeze(-1) * x).sum(-2))
+    return (res if first_release else res.mT) @ x + post.unsqueeze(-1) * f.unsqueeze(-2)

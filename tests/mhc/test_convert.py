@@ -198,10 +198,50 @@ def test_stream_conversion_permutes_axes_and_changes_no_value():
         assert str(caught.value) == f"{name}: x is [4], expected [*batch, {axes}]"
 
 
+# -- Megatron-LM -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_release", [False, True], ids=["now", "first_release"])
+def test_megatrons_weights_give_its_formula(first_release):
+    def draw(make, T):
+        weights = {"weight": make.normal(M, K, std=0.3), "bias": make.normal(M)}
+        return {"x": 0.01 * make.normal(T, 2, N, DIM), **weights, "alphas": make.normal(3)}
+
+    def candidate(x, weight, bias, alphas):
+        state = {"mapping_proj.weight": weight, "bias": bias}
+        state |= {f"alpha_{part}": alphas[i : i + 1] for i, part in enumerate(("pre", "post", "res"))}
+        return connection(*mhc.from_megatron(state, first_release=first_release))(x)
+
+    def golden(x, weight, bias, alphas):
+        return formulas.megatron_connection(x, weight, bias, alphas.split(1), torch.tanh, first_release=first_release)
+
+    check(target(candidate, golden, draw))
+    if not first_release:  # eps matters: its place shows at these magnitudes
+        wrong = lambda **inputs: formulas.megatron_connection(  # noqa: E731
+            inputs["x"], inputs["weight"], inputs["bias"], inputs["alphas"].split(1), torch.tanh, eps=1e-5
+        )
+        with pytest.raises(assay.AssayError):
+            check(target(candidate, wrong, draw))
+
+
+def test_megatrons_single_pass_is_the_lagged_scheme():
+    weights = {"fn": torch.randn(M, K), "base": torch.randn(M), "scale": torch.randn(3)}
+    assert mhc.from_megatron(mhc.to_megatron(weights), single_pass=True)[1] == {"n": N}
+    with pytest.raises(ValueError, match="the first release has no single_pass"):
+        mhc.from_megatron(mhc.to_megatron(weights), single_pass=True, first_release=True)
+
+
+def test_the_gradient_of_an_eps_outside_the_root_at_zero_streams_is_finite():
+    module = mhc.HyperConnection(DIM, torch.tanh, rms_form="outside", backend="reference")
+    x = torch.zeros(2, N, DIM, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.isfinite().all() and module.fn.grad.isfinite().all()
+
+
 # -- round trips and bad input ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("project", ["hf", "liger", "te"])
+@pytest.mark.parametrize("project", ["hf", "liger", "te", "megatron"])
 def test_a_round_trip_is_exact(project):
     weights = {"fn": torch.randn(M, K), "base": torch.randn(M), "scale": torch.randn(3)}
     weights |= {"norm_weight": torch.randn(K)} if project == "te" else {}

@@ -185,6 +185,8 @@ def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
     for result in results:
         if result.layout is not torch.strided or result._is_view() or not result.is_contiguous():
             return False
+        if result.storage_offset():  # a part of a tensor, which the dispatcher's kernels do not see as a view
+            return False
         if result.numel():
             begins.append(result.data_ptr())
     return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)

@@ -20,7 +20,7 @@ OPTIONS: dict[str, object] = {
     "iterations": 20,
     "sinkhorn_eps": 1e-6,
 }
-OPTIONS |= {"form": "deepseek", "sinkhorn": True}
+OPTIONS |= {"form": "deepseek", "sinkhorn": True, "rms_form": "inside"}
 
 TRAINING = ((8192, 4096), (8192, 7168), (4096, 2560))  # tokens, dim
 DECODING = tuple((tokens, dim) for dim in (4096, 7168) for tokens in (1, 4, 16, 64))
@@ -82,6 +82,7 @@ class PreSettings(TypedDict, total=False):
     iterations: int
     sinkhorn_eps: float
     form: str
+    rms_form: str
 
 
 def mixing(make: Make, n: int, dim: int, *, std: float = 1.0, gamma: bool = True, diagonal: float = 0.0) -> Mixing:
@@ -133,18 +134,36 @@ def post_inputs(
     }
 
 
-def by_group(n: int) -> dict[str, tuple[int, int]]:
-    """The segments of the mixes' last axis: {group: (start, stop)}."""
-    return {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, mix_count(n))}
+def by_group(n: int, independent: bool = False) -> dict[str, tuple[int, int]]:
+    """The segments of the mixes' last axis: {group: (start, stop)}; an independent connection has no res."""
+    return by_pair(n) if independent else {"pre": (0, n), "post": (n, 2 * n), "res": (2 * n, mix_count(n))}
 
 
-def rows_by_group(n: int) -> dict[str, tuple[int, int, int]]:
+def rows_by_group(n: int, independent: bool = False) -> dict[str, tuple[int, int, int]]:
     """The segments of phi's first axis: {group: (axis, start, stop)}."""
-    return {name: (0, low, high) for name, (low, high) in by_group(n).items()}
+    return {name: (0, low, high) for name, (low, high) in by_group(n, independent).items()}
 
 
+def by_pair(n: int) -> dict[str, tuple[int, int]]:
+    """The segments of an independent connection's mixes."""
+    return {"pre": (0, n), "post": (n, 2 * n)}
+
+
+def rows_by_pair(n: int) -> dict[str, tuple[int, int, int]]:
+    return {name: (0, low, high) for name, (low, high) in by_pair(n).items()}
+
+
+PAIRED_SEGMENTS: dict[str, object] = dict.fromkeys(("phi.grad", "dphi"), rows_by_pair)
+PAIRED_SEGMENTS |= dict.fromkeys(("h_mix", "saved.h_mix", "bias.grad", "dbias", "dlogits", "dm"), by_pair)
 ALPHAS = {"pre": (0, 1), "post": (1, 2), "res": (2, 3)}
-DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": ALPHAS, "dbias": by_group, "dlogits": by_group, "dm": by_group}
+
+
+def alphas(independent: bool = False) -> dict[str, tuple[int, int]]:
+    """The segments of alpha: one element each."""
+    return {name: at for name, at in ALPHAS.items() if name != "res" or not independent}
+
+
+DERIVATIVE_SEGMENTS = {"dphi": rows_by_group, "dalpha": alphas, "dbias": by_group, "dlogits": by_group, "dm": by_group}
 SEGMENTS = {"h_mix": by_group, "phi.grad": rows_by_group, "alpha.grad": ALPHAS, "bias.grad": by_group}
 SEGMENTS |= {"saved.h_mix": by_group, **DERIVATIVE_SEGMENTS}
 
@@ -183,6 +202,10 @@ PRE_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "no_leading_dimension": ({"T": (), "n": 4, "dim": 5, "iterations": 2}, "one token without a batch"),
     "cann": ({"T": 3, "n": 4, "dim": 5, "sinkhorn": False}, "CANN's form: logits in place of h_res"),
     "megatron": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "megatron"}, "Megatron's Sinkhorn"),
+    "rms_outside": (
+        {"T": 3, "n": 2, "dim": 5, "iterations": 2, "rms_eps": 0.3, "rms_form": "outside"},
+        "Megatron adds eps to the root mean square, not under the root",
+    ),
     "log": ({"T": 3, "n": 4, "dim": 5, "std": 3.0, "iterations": 4, "form": "log"}, "TransformerEngine's Sinkhorn"),
     "expanded": (
         {"T": 3, "n": 4, "dim": 64, "layout": "expanded", "iterations": 2},

@@ -21,12 +21,15 @@ from ..core.shapes import (
 )
 
 FORMS = ("deepseek", "megatron", "log")
+RMS_FORMS = ("inside", "outside")
+KINDS = ("manifold", "independent")
 ORIENTATIONS = ("in_out", "out_in")
 PRE_GRADIENT_STAGES = ("dh_pre", "dh_post", "dlogits", "dm", "projection", "rms", "collapse")
 MIX_GRADIENTS = ("dx", "dphi", "dalpha", "dbias", "dgamma")
 POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
 PRE_OPTIONS = (
-    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn"
+    "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn, "
+    "str rms_form"
 )
 # M = n*(n+2) mixes (n for a head) of K = n*dim features, in groups with one alpha each; gamma is [K] or [n, dim]
 AXES = {
@@ -65,6 +68,7 @@ class CoefficientOptions(TypedDict):
     sinkhorn_eps: float
     form: str
     sinkhorn: bool
+    rms_form: str
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -80,6 +84,11 @@ def tokens(x: Tensor, keep: int) -> Tensor:
 def mix_count(n: int) -> int:
     """M = n*(n+2), the number of mixes of n streams: n for pre, n for post, n*n for res."""
     return n * (n + 2)
+
+
+def mixes_of(n: int, groups: int) -> int:
+    """The number of mixes in the first `groups` of pre, post and res."""
+    return mix_count(n) if groups == 3 else groups * n
 
 
 def streams_of(mixes: int) -> int | None:
@@ -116,19 +125,19 @@ def check_mixing(
     bias: Tensor | None,
     gamma: Tensor | None,
     *,
-    head: bool = False,
+    groups: int = 3,
     biased: bool = True,
 ) -> None:
     """Checks phi, alpha, bias and gamma against x [*batch, n, dim].
 
-    A head has n mixes and one alpha; a hyper-connection has M = n*(n+2) mixes and three alphas.
+    Groups of mixes, one alpha each: 1 in a head (pre), 2 in an independent connection (pre, post), otherwise 3.
     """
-    if _mixing_fits(x, phi, alpha, bias, gamma, head) and (bias is not None) == biased:
+    if _mixing_fits(x, phi, alpha, bias, gamma, groups) and (bias is not None) == biased:
         return
     check_streams(op, "x", x)
     # the patterns below need plain integers, also when a graph with dynamic sizes is traced
     n, dim = (int(size) for size in x.shape[-2:])
-    groups, mixes = (1, n) if head else (3, mix_count(n))
+    mixes = mixes_of(n, groups)
     check_tensor(op, "phi", phi)
     check_dtype(op, "phi", phi, FLOATS)
     if phi.dtype == torch.float64 and x.dtype != torch.float64:
@@ -137,7 +146,8 @@ def check_mixing(
         )
     _check_vector(op, "alpha", alpha, groups, x)
     arguments = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
-    hints = {"phi": _hint_phi(x, phi, mixes, head), "alpha": "" if head else "alpha = [pre, post, res], one scale each"}
+    scales = f"alpha = [{', '.join(('pre', 'post', 'res')[:groups])}], one scale each"
+    hints = {"phi": _hint_phi(x, phi, mixes, groups), "alpha": "" if groups == 1 else scales}
     if biased:
         arguments["bias"] = (_check_vector(op, "bias", bias, mixes, x), f"{mixes}")
         if tuple(arguments["bias"][0].shape) == (1, mixes):
@@ -151,18 +161,18 @@ def check_mixing(
     check_same_device(op, {name: t for name, (t, _) in arguments.items()})
 
 
-def _mixing_fits(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, head: bool) -> bool:
+def _mixing_fits(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, groups: int) -> bool:
     """True for an ordinary valid call, in a few microseconds. False: only the full check (90 us) can decide."""
     if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     n, dim = x.shape[-2:]
-    mixes, device = n if head else mix_count(n), x.device
+    mixes, device = mixes_of(n, groups), x.device
     return (
         n * dim > 0
         and phi.shape == (mixes, n * dim)
         and phi.dtype in FLOATS[:3]
         and phi.device == device
-        and _is_float32(alpha, ((1 if head else 3,),), device)
+        and _is_float32(alpha, ((groups,),), device)
         and (bias is None or _is_float32(bias, ((mixes,),), device))
         and (gamma is None or _is_float32(gamma, ((n * dim,), (n, dim)), device))
     )
@@ -177,14 +187,17 @@ def _is_float32(value: Tensor, shapes: tuple[tuple[int, ...], ...], device: torc
     return fits and value.dtype == torch.float32 and value.device == device
 
 
-def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
+def _hint_phi(x: Tensor, phi: Tensor, mixes: int, groups: int) -> str:
     """A hint about the likely mistake behind a phi of this shape."""
+    head = groups == 1
     n, dim = x.shape[-2:]
     shape = tuple(phi.shape)
     if shape == (n * dim, mixes):
         return "phi looks transposed: " + ("use phi.T" if head else "Liger's layout? use mhc.from_liger or phi.T")
     if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else mix_count(dim)):
         return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
+    if len(shape) == 2 and shape[0] != mixes and groups == 2:
+        return f"an independent connection has {mixes} mixes, pre and post of each stream"
     if len(shape) == 2 and shape[0] != mixes and not head:
         valid = ", ".join(f"{mix_count(k)} (n={k})" for k in (1, 2, 3, 4, 8))
         implied_n = streams_of(shape[0])
@@ -250,12 +263,14 @@ def check_pre(
     gamma: Tensor | None,
     *,
     form: str,
+    rms_form: str,
     sinkhorn: bool = True,
     **numbers: float,
 ) -> None:
     """Checks the arguments that coefficients, pre and boundary share."""
     check_mixing(op, x, phi, alpha, bias, gamma)
     check_form(op, form)
+    check_rms_form(op, rms_form)
     check_flag(op, "sinkhorn", sinkhorn)
     check_numbers(op, **numbers)
 
@@ -264,11 +279,16 @@ def check_form(op: str, form: str) -> None:
     check_choice(op, "form", form, FORMS)
 
 
+def check_rms_form(op: str, rms_form: str) -> None:
+    check_choice(op, "rms_form", rms_form, RMS_FORMS)
+
+
 def check_orientation(op: str, orientation: str) -> None:
     check_choice(op, "orientation", orientation, ORIENTATIONS)
 
 
-def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation: str) -> None:
+def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor | None, orientation: str) -> None:
+    """Checks f, h_post and, unless the streams are not mixed, h_res against x [*batch, n, dim]."""
     check_orientation(op, orientation)
     if _post_fits(x, f, h_post, h_res):
         return
@@ -276,36 +296,36 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
     check_tensor(op, "f", f)
     check_dtype(op, "f", f, FLOATS if x.dtype == torch.float64 else FLOATS[:3])
     check_coefficient(op, "h_post", h_post, x)
-    check_coefficient(op, "h_res", h_res, x)
+    mixing = {} if h_res is None else {"h_res": h_res}
+    for name, coefficient in mixing.items():
+        check_coefficient(op, name, coefficient, x)
     hint = "leading dimensions must agree: nothing is broadcast"
     if f.shape == x.shape:
         hint = "f has a stream dimension, but the layer's output has one row per token"
-    elif h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
+    elif h_res is not None and h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
         hint = f"h_res is flat: h_res.unflatten(-1, ({x.shape[-2]}, {x.shape[-2]}))"
     elif x.shape[-2:] == (f.shape[-1:] + h_post.shape[-1:]) and x.shape[-1] != x.shape[-2]:
         hint = f"x looks like [*batch, dim={x.shape[-2]}, n={x.shape[-1]}], streams innermost: use mhc.streams_from_te"
     elif f.shape[:-1] == x.shape[:-2] and f.shape[-1] != x.shape[-1]:
         hint = f"f is the layer's output and needs {x.shape[-1]} channels per token, like x, but has {f.shape[-1]}"
-    elif x.shape[-2] != h_res.shape[-1]:
+    elif any(x.shape[-2] != coefficient.shape[-1] for coefficient in mixing.values()):
         hint = "h_post and h_res need one row per stream of x"
-    patterns = {name: AXES[name].partition(":")[0] for name in ("x", "f", "h_post", "h_res")}
-    tensors = dict(zip(patterns, (x, f, h_post, h_res), strict=True))
-    check_shapes(op, {name: (tensors[name], pattern) for name, pattern in patterns.items()}, hint=hint)
+    tensors = {"x": x, "f": f, "h_post": h_post, **mixing}
+    check_shapes(op, {name: (t, AXES[name].partition(":")[0]) for name, t in tensors.items()}, hint=hint)
     check_same_device(op, tensors)
 
 
-def _post_fits(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> bool:
-    if not all(map(_is_dense, (x, f, h_post, h_res))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
+def _post_fits(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor | None) -> bool:
+    if not all(map(_is_dense, (x, f, h_post))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     batch, (n, dim) = x.shape[:-2], x.shape[-2:]
     return (
         n * dim > 0
         and f.shape == (*batch, dim)
         and f.dtype in FLOATS[:3]
-        and h_post.shape == (*batch, n)
-        and h_res.shape == (*batch, n, n)
-        and h_post.dtype == h_res.dtype == torch.float32
-        and x.device == f.device == h_post.device == h_res.device
+        and _is_float32(h_post, ((*batch, n),), x.device)
+        and (h_res is None or _is_float32(h_res, ((*batch, n, n),), x.device))
+        and x.device == f.device
     )
 
 

@@ -19,6 +19,8 @@ from torch.autograd.function import FunctionCtx
 from ..core.autograd import transformed
 from ._common import CoefficientOptions
 from .connect_backward.op import CONNECT_BACKWARD
+from .independent_pre.op import INDEPENDENT_PRE
+from .inject.op import INJECT
 from .post.op import POST
 from .pre.op import PRE
 
@@ -26,6 +28,16 @@ from .pre.op import PRE
 class PreOptions(CoefficientOptions):
     """Keyword arguments of PRE."""
 
+    backend: str
+
+
+class IndependentOptions(TypedDict):
+    """Keyword arguments of INDEPENDENT_PRE."""
+
+    rms_eps: float
+    pre_eps: float
+    post_mult: float
+    post_eps: float
     backend: str
 
 
@@ -45,12 +57,13 @@ class BackwardOptions(TypedDict):
     sinkhorn_eps: float
     form: str
     orientation: str
+    rms_form: str
     backend: str
 
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """The options that a connection passes to pre and post."""
+    """The options that a connection passes to pre and post, or to independent_pre and inject."""
 
     rms_eps: float = 1e-6
     pre_eps: float = 1e-6
@@ -61,6 +74,19 @@ class ConnectionSettings:
     orientation: str = "in_out"
     coefficient_dtype: torch.dtype | None = None
     backend: str = "auto"
+    kind: str = "manifold"
+    post_eps: float = 0.0
+    rms_form: str = "inside"
+
+    @property
+    def of_independent(self) -> IndependentOptions:
+        return {
+            "rms_eps": self.rms_eps,
+            "pre_eps": self.pre_eps,
+            "post_mult": self.post_mult,
+            "post_eps": self.post_eps,
+            "backend": self.backend,
+        }
 
     @property
     def of_pre(self) -> PreOptions:
@@ -72,6 +98,7 @@ class ConnectionSettings:
             "sinkhorn_eps": self.sinkhorn_eps,
             "form": self.form,
             "sinkhorn": True,
+            "rms_form": self.rms_form,
             "backend": self.backend,
         }
 
@@ -88,6 +115,7 @@ class ConnectionSettings:
             "sinkhorn_eps": self.sinkhorn_eps,
             "form": self.form,
             "orientation": self.orientation,
+            "rms_form": self.rms_form,
             "backend": self.backend,
         }
 
@@ -96,28 +124,41 @@ class ConnectionSettings:
         to = self.coefficient_dtype
         return coefficient if to is None else coefficient.to(to).to(coefficient.dtype)
 
+    def pre(self, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None) -> dict[str, Tensor]:
+        """Every result of the operator before the layer, by name; an independent connection has no h_res."""
+        if self.kind == "independent":
+            return INDEPENDENT_PRE.all_results(x, phi, alpha, bias, gamma, **self.of_independent)
+        return PRE.all_results(x, phi, alpha, bias, gamma, **self.of_pre)
+
+    def post(self, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor | None) -> Tensor:
+        if h_res is None:
+            return INJECT(x, f, h_post, backend=self.backend)
+        return POST(x, f, h_post, h_res, **self.of_post)
+
 
 def enter(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, settings: ConnectionSettings
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """h_in, the rounded h_post and h_res, and the token for `leave`.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """h_in, the rounded h_post and h_res (None in an independent connection), and the token for `leave`.
 
     The token is None without gradients and under torch.func, which differentiates pre and post separately.
     """
+    token: Tensor | None
     if not torch.is_grad_enabled() or transformed():
-        h_in, h_post, h_res = PRE(x, phi, alpha, bias, gamma, **settings.of_pre)
-        return h_in, settings.rounded(h_post), settings.rounded(h_res), None
-    h_in, h_post, h_res, token = _Enter.apply(x, phi, alpha, bias, gamma, settings)
-    return h_in, settings.rounded(h_post), settings.rounded(h_res), token
+        results = settings.pre(x, phi, alpha, bias, gamma)
+        h_in, h_post, h_res, token = results["h_in"], results["h_post"], results.get("h_res"), None
+    else:
+        h_in, h_post, h_res, token = _Enter.apply(x, phi, alpha, bias, gamma, settings)
+    return h_in, settings.rounded(h_post), None if h_res is None else settings.rounded(h_res), token
 
 
 def leave(
-    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, token: Tensor | None, settings: ConnectionSettings
+    x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor | None, token: Tensor | None, settings: ConnectionSettings
 ) -> Tensor:
-    """x_next = post(x, f, h_post, h_res). The token must come from `enter` with the same x."""
+    """x_next = post(x, f, h_post, h_res), or inject without h_res. The token must come from `enter` with the same x."""
     if token is None:
-        return POST(x, f, h_post, h_res, **settings.of_post)
-    return _Leave.apply(POST(x.detach(), f, h_post, h_res, **settings.of_post), token)
+        return settings.post(x, f, h_post, h_res)
+    return _Leave.apply(settings.post(x.detach(), f, h_post, h_res), token)
 
 
 class _EnterContext(Protocol):
@@ -142,14 +183,15 @@ class _Enter(torch.autograd.Function):
         bias: Tensor,
         gamma: Tensor | None,
         settings: ConnectionSettings,
-    ) -> tuple[Tensor, ...]:
-        results = PRE.all_results(x, phi, alpha, bias, gamma, **settings.of_pre)
+    ) -> tuple[Tensor | None, ...]:
+        results = settings.pre(x, phi, alpha, bias, gamma)
         token = x.new_zeros(()).expand(x.shape)
         ctx.set_materialize_grads(False)
         ctx.settings = settings
-        mixing = settings.rounded(results["h_res"])
+        h_res = results.get("h_res")
+        mixing = None if h_res is None else settings.rounded(h_res)
         ctx.save_for_backward(x, phi, alpha, bias, gamma, mixing, results["inv_rms"], results["h_mix"])
-        return results["h_in"], results["h_post"], results["h_res"], token
+        return results["h_in"], results["h_post"], h_res, token
 
     @staticmethod
     def backward(ctx: _EnterContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -29,12 +29,19 @@ def weight(gamma: Tensor | None, x: Tensor) -> Tensor | float:
     return 1.0 if gamma is None else gamma.reshape(-1).to(sum_dtype(x.dtype))
 
 
-def mix(x: Tensor, phi: Tensor, gamma: Tensor | None, rms_eps: float) -> tuple[Tensor, Tensor]:
-    """inv_rms = rsqrt(mean(X^2) + rms_eps),  h_mix = (gamma * X) phi^T"""
+def mix(
+    x: Tensor, phi: Tensor, gamma: Tensor | None, rms_eps: float, rms_form: str = "inside"
+) -> tuple[Tensor, Tensor]:
+    """inv_rms = rsqrt(mean(X^2) + rms_eps), or 1 / (rms(X) + rms_eps) for "outside";  h_mix = (gamma * X) phi^T"""
     vec = x.to(sum_dtype(x.dtype)).flatten(-2)
-    inv_rms = stage("inv_rms", torch.rsqrt(vec.square().mean(-1) + rms_eps))
+    inv_rms = 1 / (rms(vec) + rms_eps) if rms_form == "outside" else torch.rsqrt(vec.square().mean(-1) + rms_eps)
+    inv_rms = stage("inv_rms", inv_rms)
     h_mix = stage("h_mix", (vec * weight(gamma, x)) @ phi.to(vec.dtype).mT)
     return inv_rms, h_mix
+
+
+def rms(vec: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vec, dim=-1) / vec.shape[-1] ** 0.5
 
 
 def scores(inv_rms: Tensor, h_mix: Tensor, alpha: Tensor, bias: Tensor, groups: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -67,11 +74,13 @@ def mix_gradients(
     *,
     collapsed: tuple[Tensor, Tensor] | None = None,
     grad_x_post: Tensor | None = None,
+    rms_form: str = "inside",
 ) -> dict[str, Tensor]:
     """Gradients of x, phi, alpha, bias and gamma from the gradient of the logits, in the dtype of the sums.
 
     z = r m;  dz = alpha dl;  dm = r dz;  dphi = dm^T (gamma X);  dgamma = sum_t (dm phi) X
     dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)
+    rms_form "outside": (dz . z) r / (K rms(X)) in place of (dz . z) r^2 / K
     """
     x, phi, alpha, gamma = (tensors[name] for name in ("x", "phi", "alpha", "gamma"))
     vec = x.to(sum_dtype(x.dtype)).flatten(-2)
@@ -80,7 +89,11 @@ def mix_gradients(
     z = r * tensors["h_mix"]
     dz = spread(alpha.to(vec.dtype), groups) * dlogits
     dm = stage("dm", r * dz)
-    kappa = (dz * z).sum(-1, keepdim=True) * r.square() / vec.shape[-1]
+    slope = r.square()
+    if rms_form == "outside":
+        norms = rms(vec).unsqueeze(-1)
+        slope = torch.where(norms > 0, r / norms, 0.0)  # without streams there is no direction to scale
+    kappa = (dz * z).sum(-1, keepdim=True) * slope / vec.shape[-1]
     projection = stage("projection", (dm @ (phi * weight(gamma, x))).reshape(x.shape))
     dx = projection + stage("rms", (-kappa * vec).reshape(x.shape))
     if collapsed is not None:
@@ -98,6 +111,10 @@ def mix_gradients(
     if gamma is not None:
         gradients["gamma"] = over_tokens((dm @ phi) * vec).sum(0)
     return gradients
+
+
+def or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad.to(like.dtype)
 
 
 def in_dtypes_of_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:

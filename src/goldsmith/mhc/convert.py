@@ -14,57 +14,72 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError, check_dtype, check_tensor
-from ._common import FLOATS, mix_count, streams_of
+from ._common import FLOATS, mix_count, mixes_of, streams_of
 
 Weights = dict[str, Tensor]
 Options = dict[str, Any]  # keyword arguments of HyperConnection or HyperHead
 TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, hard-coded in TransformerEngine
+_ALPHAS = ("alpha_pre", "alpha_post", "alpha_res")  # Liger's and Megatron-LM's names
 
-_CONFIG = {
-    "n": "hc_mult",
-    "iterations": "hc_sinkhorn_iters",
-    "pre_eps": "hc_eps",
-    "sinkhorn_eps": "hc_eps",
-    "rms_eps": "rms_norm_eps",
+_CONFIG = {  # by the number of scales: a head, an independent connection (hy_v4), a manifold connection
+    1: {"n": "hc_mult", "pre_eps": "hc_eps", "rms_eps": "rms_norm_eps"},
+    2: {
+        "n": "hc_mult",
+        "pre_eps": "hc_eps",
+        "rms_eps": "rms_norm_eps",
+        "post_eps": "hc_eps",
+        "magnitude": "hc_magnitude",
+    },
+    3: {
+        "n": "hc_mult",
+        "iterations": "hc_sinkhorn_iters",
+        "pre_eps": "hc_eps",
+        "sinkhorn_eps": "hc_eps",
+        "rms_eps": "rms_norm_eps",
+    },
 }
 
 
 def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: object = None) -> tuple[Weights, Options]:
-    """fn, base, scale = {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a file
+    """fn, base, scale = {prefix}.fn, .base, .scale of a transformers model, or {prefix}_fn, ... of a checkpoint file
 
-    Returns float32 weights for HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one
-    element (`hc_head`). The options hold n; with `config` (an object or a mapping with hc_mult, hc_sinkhorn_iters,
-    hc_eps, rms_norm_eps) also iterations, pre_eps, sinkhorn_eps and rms_eps. Raises ValueError that lists the keys.
+    Models: deepseek_v4, and hy_v4, whose connections are independent (two scales). Returns float32 weights for
+    HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one element (`hc_head`). The options
+    hold n, and kind="independent" for two scales; with `config` (an object or a mapping with hc_mult, hc_eps,
+    rms_norm_eps and hc_sinkhorn_iters or hc_magnitude) also iterations, magnitude and every eps. Raises ValueError that
+    lists the keys.
     """
     keys = _hf_keys(state, prefix)
     fn, base, scale = (_float("from_hf", keys[name], state[keys[name]]) for name in ("fn", "base", "scale"))
-    head = scale.numel() == 1
-    n = _streams("from_hf", keys["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
+    groups = min(max(scale.numel(), 1), 3)
+    wanted = ("fn [n, n*dim]", "fn [2*n, n*dim]", "fn [n*(n+2), n*dim], or [n, n*dim]")[groups - 1]
+    n = _streams("from_hf", keys["fn"], fn, wanted, groups=groups)
     _size("from_hf", keys["base"], base, fn.shape[0])
-    _size("from_hf", keys["scale"], scale, 1 if head else 3)
+    _size("from_hf", keys["scale"], scale, groups)
     options: Options = {"n": n}
     if config is not None:
-        options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG.items()}
+        options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG[groups].items()}
         if options["n"] != n:
             raise ValueError(f"mhc.from_hf: {keys['fn']} has n={n}, but the config says hc_mult={options['n']}")
-        if head:
-            options = {name: options[name] for name in ("n", "pre_eps", "rms_eps")}
+    if groups == 2:
+        options["kind"] = "independent"
     weights = {"fn": fn, "base": base.reshape(-1), "scale": scale.reshape(-1)}
-    return ({f"hc_{name}": value for name, value in weights.items()} if head else weights), options
+    return ({f"hc_{name}": value for name, value in weights.items()} if groups == 1 else weights), options
 
 
 def to_hf(weights: Mapping[str, Tensor]) -> Weights:
-    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) for transformers' deepseek_v4: float32, the same names
+    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) for transformers' deepseek_v4 or hy_v4: float32, the same names
 
     Raises ValueError for norm_weight, which those models lack; fn * norm_weight gives the same model without it.
     """
     if isinstance(weights, Mapping) and "hc_fn" in weights:
         tensors = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
-        n = _streams("to_hf", "hc_fn", tensors["hc_fn"], "hc_fn [n, n*dim]", head=True)
+        n = _streams("to_hf", "hc_fn", tensors["hc_fn"], "hc_fn [n, n*dim]", groups=1)
         _size("to_hf", "hc_base", tensors["hc_base"], n)
         _size("to_hf", "hc_scale", tensors["hc_scale"], 1)
         return tensors
-    return _ours("to_hf", weights, no_gamma="the model")[0]
+    independent = isinstance(weights, Mapping) and isinstance(s := weights.get("scale"), Tensor) and s.numel() == 2
+    return _ours("to_hf", weights, no_gamma="the model", groups=2 if independent else 3)[0]
 
 
 def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
@@ -73,12 +88,12 @@ def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
     `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0. Liger's phi is float16 by
     default; the conversion cannot recover the lost bits.
     """
-    own = _checked("from_liger", state, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
+    own = _checked("from_liger", state, ("phi", "b", *_ALPHAS))
     n = _streams("from_liger", "phi", own["phi"], "phi [K, M] = [n*dim, n*(n+2)]", across=True)
     _size("from_liger", "b", own["b"], mix_count(n))
-    for name in ("alpha_pre", "alpha_post", "alpha_res"):
+    for name in _ALPHAS:
         _size("from_liger", name, own[name], 1)
-    scale = torch.stack([own[f"alpha_{part}"].reshape(()) for part in ("pre", "post", "res")])
+    scale = torch.stack([own[name].reshape(()) for name in _ALPHAS])
     weights = {"fn": own["phi"].T.contiguous(), "base": own["b"].reshape(-1), "scale": scale}
     return weights, {"n": n, "orientation": "out_in", "pre_eps": 0.0}
 
@@ -127,6 +142,40 @@ def to_te(weights: Mapping[str, Tensor]) -> Weights:
     return state
 
 
+def from_megatron(
+    state: Mapping[str, Tensor], *, single_pass: bool = False, first_release: bool = False
+) -> tuple[Weights, Options]:
+    """fn = mapping_proj.weight [M, K], base = bias, scale = [alpha_pre, alpha_post, alpha_res], in float32
+
+    `state` is that of a Megatron-LM HyperConnectionModule. Options: n, and rms_form="outside", because Megatron-LM
+    adds eps to the root mean square. single_pass (mhc_single_pass, the lagged scheme of `HyperStack(lagged=True)`) has
+    eps under the root. first_release is the code before its Sinkhorn and matrix became DeepSeek's: form="megatron",
+    orientation="out_in", pre_eps=0.0.
+    """
+    if single_pass and first_release:
+        raise ValueError("mhc.from_megatron: the first release has no single_pass")
+    own = _checked("from_megatron", state, ("mapping_proj.weight", "bias", *_ALPHAS))
+    n = _streams("from_megatron", "mapping_proj.weight", own["mapping_proj.weight"], "[M, K] = [n*(n+2), n*dim]")
+    _size("from_megatron", "bias", own["bias"], mix_count(n))
+    for name in _ALPHAS:
+        _size("from_megatron", name, own[name], 1)
+    scale = torch.stack([own[name].reshape(()) for name in _ALPHAS])
+    options: Options = {"n": n} if single_pass else {"n": n, "rms_form": "outside"}
+    if first_release:
+        options |= {"form": "megatron", "orientation": "out_in", "pre_eps": 0.0}
+    return {"fn": own["mapping_proj.weight"], "base": own["bias"].reshape(-1), "scale": scale}, options
+
+
+def to_megatron(weights: Mapping[str, Tensor]) -> Weights:
+    """mapping_proj.weight = fn, bias = base, alpha_pre, alpha_post, alpha_res = scale ([1] each), in float32
+
+    Raises ValueError for norm_weight, which Megatron-LM lacks; fn * norm_weight gives the same model without it.
+    """
+    ours, _ = _ours("to_megatron", weights, no_gamma="Megatron-LM")
+    alphas = dict(zip(_ALPHAS, ours["scale"].clone().split(1), strict=True))
+    return {"mapping_proj.weight": ours["fn"], "bias": ours["base"], **alphas}
+
+
 def streams_from_te(x: Tensor) -> Tensor:
     """[..., dim, n] -> [..., n, dim], contiguous. Raises ShapeError for fewer than two dimensions."""
     return _swapped("mhc.streams_from_te", x, "dim, n")
@@ -160,16 +209,17 @@ def _float(function: str, name: str, value: Tensor) -> Tensor:
     return value.detach().float()
 
 
-def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -> tuple[Weights, int]:
+def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "", groups: int = 3) -> tuple[Weights, int]:
     """(HyperConnection's fn, base, scale and optional norm_weight in float32, n), after a check of their shapes."""
     tensors = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
     if no_gamma and "norm_weight" in tensors:
         raise ValueError(
             f"mhc.{function}: the weights have a norm_weight, which {no_gamma} does not support; use fn * norm_weight"
         )
-    n = _streams(function, "fn", tensors["fn"], "fn [n*(n+2), n*dim]")
-    _size(function, "base", tensors["base"], mix_count(n))
-    _size(function, "scale", tensors["scale"], 3)
+    wanted = "fn [2*n, n*dim]" if groups == 2 else "fn [n*(n+2), n*dim]"
+    n = _streams(function, "fn", tensors["fn"], wanted, groups=groups)
+    _size(function, "base", tensors["base"], mixes_of(n, groups))
+    _size(function, "scale", tensors["scale"], groups)
     if "norm_weight" in tensors:
         _size(function, "norm_weight", tensors["norm_weight"], tensors["fn"].shape[1])
     return {name: value if name == "fn" else value.reshape(-1) for name, value in tensors.items()}, n
@@ -199,11 +249,11 @@ def _mapping(function: str, state: object) -> None:
         raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, expected a dict of tensors{hint}")
 
 
-def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
-    """n of fn [M, n*dim], or of a head's [n, n*dim]; with `across`, fn is transposed."""
+def _streams(function: str, name: str, fn: Tensor, wanted: str, *, groups: int = 3, across: bool = False) -> int:
+    """n of fn [M, n*dim] with M = n*(n+2), 2n or n for 3, 2 or 1 groups of mixes; with `across`, fn is transposed."""
     mixes, features = (reversed(fn.shape) if across else fn.shape) if fn.dim() == 2 else (0, 0)
-    n = mixes if head else streams_of(mixes)
-    if not n or not features or features % n:
+    n = streams_of(mixes) if groups == 3 else mixes // groups
+    if not n or mixes_of(n, groups) != mixes or not features or features % n:
         raise _wrong_shape(function, name, fn, wanted)
     return n
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.autograd import transformed
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, mix_count
+from ._common import FLOATS, FORMS, KINDS, ORIENTATIONS, check_flag, check_numbers, check_rms_form, mixes_of
 from ._connection import ConnectionSettings, enter, leave
 from ._recomputation import Region
 from .head.op import HEAD
 from .pre.op import PRE
 
 Mixing = tuple[Tensor, Tensor, Tensor, Tensor | None]  # phi, alpha, bias, gamma
-Tensors = tuple[Tensor, ...]
 Output = Tensor | tuple[object, ...]  # x_next, or (x_next, *rest)
-INITS = ("deepseek", "small", "identity")
+INITS = ("deepseek", "small", "identity", "hy_v4")
 
 
 class HeadOptions(TypedDict):
@@ -64,14 +64,18 @@ class HyperConnection(_Float32Module):
     n^2; the operators' phi, bias, alpha) and, with gamma=True, norm_weight [n*dim]; always float32, also after
     `.to(bfloat16)`.
 
+    kind="independent" (HY-V4) has no h_res: x_next[i] = x[i] + h_post[i] f. Its h_post is magnitude * sigmoid +
+    post_eps (2.0 and 1e-6 unless given; a manifold connection takes neither); fn [2n, n*dim], base [2n], scale [2].
+
     init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with
-    8 on the diagonal of base's matrix, so that streams start almost separate. coefficient_dtype: h_post and h_res
+    8 on the diagonal of base's matrix, so that streams start almost separate; "hy_v4" is "small" with -log(n - 1) in
+    pre's base. coefficient_dtype: h_post and h_res
     are rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps only x, f and the layer's
     own saved tensors for the backward; it recomputes the coefficients, h_in and norm(h_in) bit for bit, so gradients
     are identical. A norm that draws random numbers or writes to its own buffers or attributes is called only once, and
     the connection keeps its results. Hooks of a norm that is called again run again. orientation, form and the numbers:
     see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
-    Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
+    Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4 and hy_v4.
     """
 
     def __init__(
@@ -89,6 +93,10 @@ class HyperConnection(_Float32Module):
         sinkhorn_eps: float = 1e-6,
         form: str = "deepseek",
         orientation: str = "in_out",
+        kind: str = "manifold",
+        magnitude: float | None = None,
+        post_eps: float | None = None,
+        rms_form: str = "inside",
         init: str = "deepseek",
         coefficient_dtype: torch.dtype | None = None,
         recompute: bool = False,
@@ -97,7 +105,13 @@ class HyperConnection(_Float32Module):
     ) -> None:
         super().__init__()
         name = "mhc.HyperConnection"
-        self.dim, self.n = _sizes(name, dim, n)
+        self.dim, self.n = sizes(name, dim=dim, n=n)
+        check_choice(name, "kind", kind, KINDS)
+        if kind == "independent":
+            post_mult = 2.0 if magnitude is None else magnitude
+            post_eps = 1e-6 if post_eps is None else post_eps
+        elif magnitude is not None or post_eps is not None:
+            raise ValueError(f"{name}: magnitude={magnitude!r}, post_eps={post_eps!r} need kind='independent'")
         check_numbers(
             name,
             rms_eps=rms_eps,
@@ -105,8 +119,10 @@ class HyperConnection(_Float32Module):
             post_mult=post_mult,
             iterations=iterations,
             sinkhorn_eps=sinkhorn_eps,
+            post_eps=post_eps or 0.0,
         )
         check_choice(name, "form", form, FORMS)
+        check_rms_form(name, rms_form)
         check_choice(name, "orientation", orientation, ORIENTATIONS)
         check_choice(name, "init", init, INITS)
         check_choice(name, "backend", backend, ("auto", *PRE.backends))
@@ -120,11 +136,13 @@ class HyperConnection(_Float32Module):
                 )
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
         self.settings = ConnectionSettings(
-            rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
-        )
-        self.fn = _parameter(device, mix_count(n), n * dim)
-        self.base = _parameter(device, mix_count(n))
-        self.scale = _parameter(device, 3)
+            rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend,
+            kind, post_eps or 0.0, rms_form,
+        )  # fmt: skip
+        groups = 2 if kind == "independent" else 3
+        self.fn = _parameter(device, mixes_of(n, groups), n * dim)
+        self.base = _parameter(device, mixes_of(n, groups))
+        self.scale = _parameter(device, groups)
         self.norm_weight = _parameter(device, n * dim) if gamma else None
         self.reset_parameters()
 
@@ -133,7 +151,9 @@ class HyperConnection(_Float32Module):
         nn.init.normal_(self.fn, std=0.02)
         self.base.zero_()
         self.scale.fill_(1.0 if self.init == "deepseek" else 0.01)
-        if self.init == "identity":
+        if self.init == "hy_v4":
+            self.base[: self.n] = -math.log(max(self.n - 1, 1))
+        if self.init == "identity" and self.settings.kind == "manifold":
             self.base[2 * self.n :: self.n + 1] = 8.0
         if self.norm_weight is not None:
             self.norm_weight.fill_(1.0)
@@ -159,18 +179,20 @@ class HyperConnection(_Float32Module):
 
     def _enter(
         self, x: Tensor, mixing: Mixing, norm: Callable[[Tensor], Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         h_in, h_post, h_res, token = enter(x, *mixing, self.settings)
         return h_in, normed(h_in, norm), h_post, h_res, token
 
     def _recomputed(self, x: Tensor, args: tuple[object, ...], kwargs: dict[str, object]) -> Output:
         mixing, norm = self.mixing, _as_it_is_now(self.norm)
         kept = (x, *(p for p in mixing if p is not None))
-        region = Region(lambda: cast(Tensors, self._enter(x, mixing, norm)), kept, self.norm)
-        _, h, h_post, h_res, token = region.run()
+        region = Region(
+            lambda: tuple(t for t in self._enter(x, mixing, norm) if t is not None), kept, self.norm
+        )  # fmt: skip
+        _, h, h_post, *h_res, token = region.run()
         with region.watching():
             f, rest = split(self.layer(h, *args, **kwargs))
-            return join(leave(x, f, h_post, h_res, token, self.settings), rest)
+            return join(leave(x, f, h_post, h_res[0] if h_res else None, token, self.settings), rest)
 
     def extra_repr(self) -> str:
         options = {"init": self.init, "recompute": self.recompute}
@@ -198,7 +220,7 @@ class HyperHead(_Float32Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.dim, self.n = _sizes("mhc.HyperHead", dim, n)
+        self.dim, self.n = sizes("mhc.HyperHead", dim=dim, n=n)
         check_numbers("mhc.HyperHead", rms_eps=rms_eps, pre_eps=pre_eps)
         check_choice("mhc.HyperHead", "init", init, INITS)
         check_choice("mhc.HyperHead", "backend", backend, ("auto", *HEAD.backends))
@@ -258,11 +280,11 @@ def join(x_next: Tensor, rest: tuple[object, ...]) -> Output:
     return (x_next, *rest) if rest else x_next
 
 
-def _sizes(module: str, dim: int, n: int) -> tuple[int, int]:
-    for name, size in (("dim", dim), ("n", n)):
+def sizes(module: str, **given: int) -> tuple[int, ...]:
+    for name, size in given.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{module}: {name}={size!r}, expected a whole number of at least 1")
-    return dim, n
+    return tuple(given.values())
 
 
 def _parameter(device: torch.device | str | None, *shape: int) -> nn.Parameter:

@@ -1,7 +1,7 @@
 """From a token's mixes to its coefficients (sigmoids, Sinkhorn), and from their gradients to those of the mixes.
 
 A token's numbers stay in registers as [BLOCK_T, NP] and [BLOCK_T, NP, NP] tiles; memory traffic is only the inputs and
-results. The head uses only the first n mixes (FULL = False).
+results. GROUPS of mixes: 1 in a head (pre), 2 in an independent connection (pre, post), otherwise 3 (pre, post, res).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "iterations", "K"])
 def _coefficients_fwd_kernel(
     part_ptr, alpha_ptr, bias_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr, logits_ptr, T,
-    rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
-    N: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr, FULL: tl.constexpr, SINKHORN: tl.constexpr,
+    rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
+    N: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr, SINKHORN: tl.constexpr,
     STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    M: tl.constexpr = 2 * N + N * N if FULL else N
+    M: tl.constexpr = 2 * N + N * N if GROUPS == 3 else GROUPS * N
     stride_slice = T.to(tl.int64) * (M + 1)
     inv_rms = tl.rsqrt(gather(part_ptr, M, T, t, t < T, stride_slice, SLICES) / K + rms_eps)
     tl.store(inv_rms_ptr + t, inv_rms, mask=t < T)
@@ -51,15 +51,15 @@ def _coefficients_fwd_kernel(
     tl.store(h_pre_ptr + t[:, None] * N + i, sigmoid(logit) + pre_eps, mask=live)
     if STORE_LOGITS:
         tl.store(logits_ptr + t[:, None] * M + i, logit, mask=live)
-    if FULL:
+    if GROUPS > 1:
         mix = gather(part_ptr, N + i, T, t[:, None], live, stride_slice, SLICES)
         tl.store(h_mix_ptr + t[:, None] * M + N + i, mix, mask=live)
         bias = tl.load(bias_ptr + N + i, mask=i < N, other=0.0).to(tl.float32)
         logit = tl.load(alpha_ptr + 1).to(tl.float32) * (mix * inv_rms[:, None]) + bias
-        tl.store(h_post_ptr + t[:, None] * N + i, post_mult * sigmoid(logit), mask=live)
+        tl.store(h_post_ptr + t[:, None] * N + i, post_mult * sigmoid(logit) + post_eps, mask=live)
         if STORE_LOGITS:
             tl.store(logits_ptr + t[:, None] * M + N + i, logit, mask=live)
-
+    if GROUPS > 2:
         j, k, inside = grid(N, NP)
         t3 = t[:, None, None]
         live3 = (t3 < T) & inside
@@ -76,23 +76,26 @@ def _coefficients_fwd_kernel(
 
 def coefficients_forward(
     part: Tensor, alpha: Tensor, bias: Tensor, n: int, K: int, *, rms_eps: float, pre_eps: float,
-    post_mult: float = 1.0, iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True, logits: bool = False,
+    post_mult: float = 1.0, post_eps: float = 0.0, iterations: int = 1, sinkhorn_eps: float = 0.0,
+    sinkhorn: bool = True, logits: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """h_pre, h_post, h_res, inv_rms, h_mix (flat over tokens, float32) from partial sums [slices, M + 1, T]."""
     count, rows, T = part.shape
-    M, full = rows - 1, rows - 1 != n
+    M, groups = rows - 1, alpha.numel()
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=part.device)  # noqa: E731
     out = {"h_pre": new(T, n), "inv_rms": new(T), "h_mix": new(T, M)}
-    if full:
-        out |= {"h_post": new(T, n), "h_res": new(T, n, n)}
+    if groups > 1:
+        out["h_post"] = new(T, n)
+    if groups > 2:
+        out["h_res"] = new(T, n, n)
     if logits:
         out["logits"] = new(T, M)
     absent = out["h_pre"]
     run(
         _coefficients_fwd_kernel, (cdiv(T, BLOCK_T),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
-        out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), count, full, sinkhorn, logits, BLOCK_T, num_warps=1,
+        out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
+        n, power_of_2(n), count, groups, sinkhorn, logits, BLOCK_T, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -102,13 +105,13 @@ def _coefficients_bwd_kernel(
     dh_pre_ptr, dh_post_ptr, dh_res_ptr, h_mix_ptr, inv_rms_ptr, alpha_ptr, bias_ptr,
     dm_ptr, kappa_ptr, h_pre_ptr, sums_ptr, dlogits_ptr, scratch_ptr, T,
     pre_eps, post_mult, iterations, sinkhorn_eps, K,
-    N: tl.constexpr, NP: tl.constexpr, FULL: tl.constexpr, SINKHORN: tl.constexpr, HAS_PRE: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, GROUPS: tl.constexpr, SINKHORN: tl.constexpr, HAS_PRE: tl.constexpr,
     HAS_POST: tl.constexpr, HAS_RES: tl.constexpr, STORE_DLOGITS: tl.constexpr, MP: tl.constexpr, PAD: tl.constexpr,
     PLANES: tl.constexpr, INTERPRET: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     t = (pid * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    M: tl.constexpr = 2 * N + N * N if FULL else N
+    M: tl.constexpr = 2 * N + N * N if GROUPS == 3 else GROUPS * N
     inv_rms = tl.load(inv_rms_ptr + t, mask=t < T, other=0.0)
     sums = sums_ptr + pid * (2 * M)
     plane = T.to(tl.int64) * MP
@@ -136,7 +139,7 @@ def _coefficients_bwd_kernel(
     column = tl.arange(0, NP)
     tl.store(sums + column, tl.sum(dl, axis=0), mask=column < N)
     tl.store(sums + M + column, tl.sum(dl * z, axis=0), mask=column < N)
-    if FULL:
+    if GROUPS > 1:
         alpha = tl.load(alpha_ptr + 1).to(tl.float32)
         z = tl.load(h_mix_ptr + t[:, None] * M + N + i, mask=live, other=0.0) * inv_rms[:, None]
         if HAS_POST:
@@ -152,7 +155,7 @@ def _coefficients_bwd_kernel(
         dot += tl.sum(alpha * dl * z, axis=1)
         tl.store(sums + N + column, tl.sum(dl, axis=0), mask=column < N)
         tl.store(sums + M + N + column, tl.sum(dl * z, axis=0), mask=column < N)
-
+    if GROUPS > 2:
         j, k, inside = grid(N, NP)
         t3 = t[:, None, None]
         live3 = (t3 < T) & inside
@@ -190,13 +193,13 @@ def coefficients_backward(
     """dm as planes [3, T, padded M], kappa [T], h_pre [T, n], and sums [blocks, 2, M] of dl and dl * z per 8 tokens."""
     T, M = h_mix.shape
     MP = power_of_2(M, 16)
-    blocks, full = cdiv(T, BLOCK_T), M != n
+    blocks, groups = cdiv(T, BLOCK_T), alpha.numel()
     new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=h_mix.device)  # noqa: E731
     dm = new_planes(3, T, MP, device=h_mix.device)
     out = {"dm": dm, "kappa": new(T), "h_pre": new(T, n), "sums": new(blocks, 2, M)}
     if dlogits:
         out["dlogits"] = new(T, M)
-    scratch = new(2 * iterations if full and sinkhorn else 0, T, n)
+    scratch = new(2 * iterations if groups > 2 and sinkhorn else 0, T, n)
     absent = out["kappa"]
     or_absent = lambda v: absent if v is None else v  # noqa: E731
     run(
@@ -204,7 +207,7 @@ def coefficients_backward(
         or_absent(dh_pre), or_absent(dh_post), or_absent(dh_res), h_mix, inv_rms, alpha, bias,
         dm, out["kappa"], out["h_pre"], out["sums"], out.get("dlogits", absent), scratch, T,
         pre_eps, post_mult, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), full, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits,
+        n, power_of_2(n), groups, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits,
         MP, power_of_2(MP - M), dm.shape[0], INTERPRET, BLOCK_T, num_warps=1,
     )  # fmt: skip
     return out

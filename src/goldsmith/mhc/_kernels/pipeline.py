@@ -23,6 +23,8 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     """The reason why these kernels cannot run on these inputs, or None."""
     if options.get("form", "deepseek") != "deepseek":
         return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
+    if options.get("rms_form", "inside") != "inside":
+        return "rms_form='outside' runs on the reference only; this backend takes rms_form='inside'"
     return unsupported_n(tensors["x"].shape[-2]) or unsupported_dtype(tensors["x"], tensors["phi"])
 
 
@@ -38,25 +40,34 @@ def mark_stage(name: str, x: Tensor, value: Tensor) -> Tensor:
 
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, collapsed: bool, output: str = "h_in",
-    names: dict[str, str] | None = None, **options: object,
+    names: dict[str, str] | None = None, rms_form: str = "inside", **options: object,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The coefficients for x [..., n, D] by name; with `collapsed` also the weighted sum of the streams, `output`.
 
     names   stage -> another name for it (`boundary` calls the next connection's h_post `h_post_next`)
     """
-    stage_names, flat = names or {}, streams(x)
-    n, K = flat.shape[1], flat.shape[1] * flat.shape[2]
+    flat = streams(x)
     partial_sums = project(flat, phi.contiguous(), None if gamma is None else gamma.reshape(-1).contiguous())
-    traced = tracing("h_res_logits") or tracing("h_pre")
+    results = coefficients(x, partial_sums, alpha, bias, names or {}, **options)
+    if collapsed:
+        h_pre = results["h_pre"].reshape(flat.shape[:2])
+        results[output] = in_batch_shape(x, mark_stage(output, x, collapse(flat, h_pre)))
+    return results
+
+
+def coefficients(
+    x: Tensor, partial_sums: Tensor, alpha: Tensor, bias: Tensor, names: dict[str, str], **options: object
+) -> dict[str, Tensor]:
+    """The coefficients by name, in the leading dimensions of x, from the partial sums of its projection."""
+    n, K = x.shape[-2], x.shape[-2] * x.shape[-1]
+    traced = tracing("h_res_logits") or tracing(names.get("h_pre", "h_pre"))
     results = coefficients_forward(partial_sums, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
     if traced and "h_res" in results:
         mark_stage("h_res_logits", x, results["logits"][:, 2 * n :].unflatten(-1, (n, n)))
     balanced = ("h_res",) if options.get("sinkhorn", True) else ()
     for name in ("inv_rms", "h_mix", "h_pre", "h_post", *balanced):
         if name in results:
-            results[name] = mark_stage(stage_names.get(name, name), x, results[name])
-    if collapsed:
-        results[output] = mark_stage(output, x, collapse(flat, results["h_pre"]))
+            results[name] = mark_stage(names.get(name, name), x, results[name])
     return {name: in_batch_shape(x, value) for name, value in results.items()}
 
 

@@ -26,7 +26,7 @@ def forward(
     n = x.shape[-2]
     y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)
     x_next = stage("x_next", shaped(y, x.shape))
-    names = {"h_post": "h_post_next", "h_res": "h_res_next"}
+    names = {"h_pre": "h_pre_next", "h_post": "h_post_next", "h_res": "h_res_next"}
     results = pipeline.forward(x_next, phi, alpha, bias, gamma, collapsed=True, names=names, **options)
     return x_next, *(results[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
 

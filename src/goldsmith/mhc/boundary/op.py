@@ -18,7 +18,18 @@ BOUNDARY = Op(
     axes=AXES,
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma"),
-    stages=("mix", "inject", "x_next", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next", "h_in")
+    stages=(
+        "mix",
+        "inject",
+        "x_next",
+        "inv_rms",
+        "h_mix",
+        "h_pre_next",
+        "h_res_logits",
+        "h_post_next",
+        "h_res_next",
+        "h_in",
+    )
     + ("dh_pre", "dh_post_next", "dlogits", "dm", "projection", "rms", "collapse", "post", "dx_next")
     + ("dphi", "dalpha", "dbias", "dgamma", *POST_GRADIENTS),
     summary="post of one connection and pre of the next together",
@@ -42,6 +53,7 @@ def boundary(
     sinkhorn_eps: float = 1e-6,
     form: str = "deepseek",
     sinkhorn: bool = True,
+    rms_form: str = "inside",
     orientation: str = "in_out",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -55,13 +67,13 @@ def boundary(
     return BOUNDARY(
         x, f, h_post, h_res, phi, alpha, bias, gamma,
         rms_eps=rms_eps, pre_eps=pre_eps, post_mult=post_mult, iterations=iterations, sinkhorn_eps=sinkhorn_eps,
-        form=form, sinkhorn=sinkhorn, orientation=orientation, backend=backend,
+        form=form, sinkhorn=sinkhorn, rms_form=rms_form, orientation=orientation, backend=backend,
     )  # fmt: skip
 
 
 def check(
     x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None,
-    *, orientation: str, form: str, sinkhorn: bool, **numbers: float,
+    *, orientation: str, form: str, rms_form: str, sinkhorn: bool, **numbers: float,
 ) -> None:  # fmt: skip
     check_post("mhc.boundary", x, f, h_post, h_res, orientation)
-    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
+    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, form=form, rms_form=rms_form, sinkhorn=sinkhorn, **numbers)

@@ -36,6 +36,7 @@ def coefficients(
     sinkhorn_eps: float = 1e-6,
     form: str = "deepseek",
     sinkhorn: bool = True,
+    rms_form: str = "inside",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """l = alpha * rsqrt(mean(X^2) + rms_eps) * (gamma * X) phi^T + bias
@@ -43,7 +44,8 @@ def coefficients(
 
     x [..., n, dim]; X is x with its last two dimensions flattened, K = n*dim. phi [M, K], M = 2n + n^2: rows of pre,
     post, res (row-major); alpha [3]; bias [M]; gamma None, [K] or [n, dim]. Returns h_pre [..., n], h_post [..., n],
-    h_res [..., n, n] in float32 (float64 for float64 x). sinkhorn=False (CANN's form) returns the logits l_res in place
+    h_res [..., n, n] in float32 (float64 for float64 x). rms_form="outside" (Megatron-LM) normalises by 1 / (rms(X) +
+    rms_eps) instead; reference only. sinkhorn=False (CANN's form) returns the logits l_res in place
     of h_res.
 
     Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists the shapes and the likely
@@ -52,7 +54,7 @@ def coefficients(
     return COEFFICIENTS(
         x, phi, alpha, bias, gamma,
         rms_eps=rms_eps, pre_eps=pre_eps, post_mult=post_mult, iterations=iterations, sinkhorn_eps=sinkhorn_eps,
-        form=form, sinkhorn=sinkhorn, backend=backend,
+        form=form, sinkhorn=sinkhorn, rms_form=rms_form, backend=backend,
     )  # fmt: skip
 
 
@@ -64,7 +66,10 @@ def check(
     gamma: Tensor | None,
     *,
     form: str,
+    rms_form: str,
     sinkhorn: bool,
     **numbers: float,
 ) -> None:
-    check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
+    check_pre(
+        "mhc.coefficients", x, phi, alpha, bias, gamma, form=form, rms_form=rms_form, sinkhorn=sinkhorn, **numbers
+    )

@@ -24,13 +24,14 @@ def forward(
     sinkhorn_eps: float,
     form: str,
     sinkhorn: bool,
+    rms_form: str = "inside",
     suffix: str = "",
 ) -> tuple[Tensor, ...]:
-    """h_pre, h_post, h_res, inv_rms, h_mix. `suffix` is appended to the names of stages h_post and h_res."""
+    """h_pre, h_post, h_res, inv_rms, h_mix. `suffix` is appended to the names of stages h_pre, h_post and h_res."""
     n = x.shape[-2]
-    inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps)
+    inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps, rms_form)
     l_pre, l_post, l_res = formulas.scores(inv_rms, h_mix, alpha, bias, formulas.groups_of(n))
-    h_pre = stage("h_pre", torch.sigmoid(l_pre) + pre_eps)
+    h_pre = stage("h_pre" + suffix, torch.sigmoid(l_pre) + pre_eps)
     h_post = stage("h_post" + suffix, post_mult * torch.sigmoid(l_post))
     h_res = stage("h_res_logits", l_res.unflatten(-1, (n, n)))
     if sinkhorn:
@@ -58,9 +59,9 @@ def gradients(
         tensors["inv_rms"], tensors["h_mix"], tensors["alpha"], tensors["bias"], groups
     )
     u, dh_pre = formulas.collapse_gradient(grads.get("h_in"), x)
-    dh_pre = stage("dh_pre", dh_pre + _or_zero(grads.get("h_pre"), l_pre))
-    dh_post = stage("dh_post" + suffix, _or_zero(grads["h_post"], l_post))
-    dl_res = _or_zero(grads["h_res"], l_res).reshape(*l_res.shape[:-1], n, n)
+    dh_pre = stage("dh_pre", dh_pre + formulas.or_zero(grads.get("h_pre"), l_pre))
+    dh_post = stage("dh_post" + suffix, formulas.or_zero(grads["h_post"], l_post))
+    dl_res = formulas.or_zero(grads["h_res"], l_res).reshape(*l_res.shape[:-1], n, n)
     if options["sinkhorn"]:
         steps = {"iterations": options["iterations"], "eps": options["sinkhorn_eps"], "form": options["form"]}
         dl_res = sinkhorn_reference.gradient(dl_res, l_res.unflatten(-1, (n, n)), **steps)
@@ -68,8 +69,7 @@ def gradients(
     dl_post = dh_post * options["post_mult"] * formulas.sigmoid_gradient(l_post)
     dlogits = stage("dlogits", torch.cat([dl_pre, dl_post, dl_res.flatten(-2)], -1))
     collapsed = (torch.sigmoid(l_pre) + options["pre_eps"], u) if "h_in" in grads else None
-    return formulas.mix_gradients(dlogits, tensors, groups, collapsed=collapsed, grad_x_post=grad_x_post)
-
-
-def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if grad is None else grad.to(like.dtype)
+    rms_form = options.get("rms_form", "inside")
+    return formulas.mix_gradients(
+        dlogits, tensors, groups, collapsed=collapsed, grad_x_post=grad_x_post, rms_form=rms_form
+    )

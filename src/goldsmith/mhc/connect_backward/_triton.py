@@ -14,7 +14,7 @@ unsupported = pipeline.unsupported
 
 
 def forward(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor,
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor | None, inv_rms: Tensor,
     h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None,
     grad_x_next: Tensor | None,
     *, orientation: str, **options: object,

@@ -19,13 +19,20 @@ def gradients(
     dim: int,
     orientation: str = "in_out",
     arriving: tuple[str, ...] = ("h_in", "h_post", "h_res", "x_next"),
+    independent: bool = False,
     **settings: Unpack[PreSettings],
 ) -> dict[str, object]:
-    """Inputs and saved tensors of pre, and gradients of h_in, h_post, h_res and x_next (None unless in `arriving`)."""
+    """Inputs and saved tensors of pre, and gradients of h_in, h_post, h_res and x_next (None unless in `arriving`).
+
+    An independent connection has no h_res, and its mixes are those of pre and post.
+    """
     arguments = pre_inputs(make, T, n, dim, **settings)
     inputs = {name: arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
     _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **arguments)
     x, to = inputs["x"], sum_dtype(inputs["x"].dtype)
+    if independent:
+        inputs |= {"phi": inputs["phi"][: 2 * n], "alpha": inputs["alpha"][:2], "bias": inputs["bias"][: 2 * n]}
+        h_mix = h_mix[..., : 2 * n]
     grads = {
         "h_in": make.normal(*x.shape[:-2], dim),
         "h_post": make.normal(*h_post.shape, dtype=to),
@@ -36,7 +43,7 @@ def gradients(
     arrived = {f"grad_{name}": grad if name in arriving else None for name, grad in grads.items()}
     return {
         **inputs,
-        "h_res": h_res,
+        "h_res": None if independent else h_res,
         "inv_rms": inv_rms,
         "h_mix": h_mix,
         **arrived,
@@ -49,6 +56,10 @@ OWN_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
     "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel"),
     "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next is unused"),
+    "independent": (
+        {"T": 3, "n": 3, "dim": 5, "independent": True, "arriving": ("h_in", "h_post", "x_next")},
+        "no h_res: x_next's gradient is added unmixed",
+    ),
     "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "the layer is frozen"),
 }
 

@@ -47,5 +47,5 @@ def head(
 def check(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, rms_eps: float, pre_eps: float
 ) -> None:
-    check_mixing("mhc.head", x, phi, alpha, bias, gamma, head=True)
+    check_mixing("mhc.head", x, phi, alpha, bias, gamma, groups=1)
     check_numbers("mhc.head", rms_eps=rms_eps, pre_eps=pre_eps)

@@ -36,6 +36,7 @@ def pre(
     sinkhorn_eps: float = 1e-6,
     form: str = "deepseek",
     sinkhorn: bool = True,
+    rms_form: str = "inside",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """h_in = sum_i h_pre[i] * x[i],  with (h_pre, h_post, h_res) = coefficients(x, phi, alpha, bias, ...)
@@ -52,7 +53,7 @@ def pre(
     return PRE(
         x, phi, alpha, bias, gamma,
         rms_eps=rms_eps, pre_eps=pre_eps, post_mult=post_mult, iterations=iterations, sinkhorn_eps=sinkhorn_eps,
-        form=form, sinkhorn=sinkhorn, backend=backend,
+        form=form, sinkhorn=sinkhorn, rms_form=rms_form, backend=backend,
     )  # fmt: skip
 
 
@@ -64,7 +65,8 @@ def check(
     gamma: Tensor | None,
     *,
     form: str,
+    rms_form: str,
     sinkhorn: bool,
     **numbers: float,
 ) -> None:
-    check_pre("mhc.pre", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
+    check_pre("mhc.pre", x, phi, alpha, bias, gamma, form=form, rms_form=rms_form, sinkhorn=sinkhorn, **numbers)

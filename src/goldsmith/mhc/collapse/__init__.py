@@ -1,0 +1,1 @@
+"""mhc.collapse: the weighted sum of the streams."""

@@ -1,0 +1,1 @@
+"""mhc.gated_pre: gates the normalised streams and averages them to the layer's input."""

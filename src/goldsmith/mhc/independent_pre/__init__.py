@@ -1,0 +1,1 @@
+"""mhc.independent_pre: mhc.pre of a connection that does not mix its streams."""

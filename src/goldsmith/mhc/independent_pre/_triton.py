@@ -1,0 +1,20 @@
+"""mhc.independent_pre on a GPU: mhc.pre with 2n mixes, without Sinkhorn."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .._kernels import pipeline
+
+unsupported = pipeline.unsupported
+
+
+def forward(
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object
+) -> tuple[Tensor, ...]:
+    results = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, **options)
+    return tuple(results[name] for name in ("h_in", "h_post", "inv_rms", "h_mix"))
+
+
+def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    return pipeline.backward(tensors, options, u=grads["h_in"], h_post=grads["h_post"])

@@ -1,0 +1,1 @@
+"""mhc.inject: adds the layer's output to every stream."""
