@@ -19,13 +19,9 @@ from ..declare.target import Target
 from ..execute import hooks
 from ..execute.torch_state import neutral_state
 from ..judge.examination import Examination
-from ..report.results import (
-    FAIL,
-    REFERENCE_FAULT,
-    ErrorMap,
-    _plain,
-)
+from ..report.results import FAIL, REFERENCE_FAULT, ErrorMap, _plain
 from ..support.candidate_state import CandidateState
+from . import crash_safety
 from .causes.likelihood import SURE
 from .causes.rank import by_rules, rank, strength
 from .clock import CHECKING, COLLECTING, SPENT, Clock
@@ -93,9 +89,14 @@ def diagnose(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = informative(list(target.cases)) if case is None else [target.case(case)]
     clock = Clock(budget_s)
+    asked, target = target, crash_safety.surviving(target)
     state = CandidateState(target)
     report, failing, later = find_failing(target, cases, dtype, device, seed, selected, clock, state)
     diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
+    crash_safety.failed(target)
+    if failing is not None and not state.changed:
+        target = crash_safety.in_own_process(target, failing, budget_s)
+        state = CandidateState(target)
     if failing is not None and not report.partial:
         failing, report = prefer_numbers(target, cases, failing, report, seed, selected, clock)
         failing, report = prefer_failing_draw(target, failing, report, state, seed, selected, clock)
@@ -124,7 +125,10 @@ def diagnose(
     elif left_out or hurried:
         diagnosis.partial = (SPENT if clock.spent() else _SHORT).format(budget_s)
     diagnosis.traced += [f"Left out: {what}." for what in left_out]
-    diagnosis.target = target
+    diagnosis.traced += crash_safety.crashes(target)
+    if asked.runner is None:
+        crash_safety.close(target)
+    diagnosis.target = asked
     diagnosis.seconds = time.perf_counter() - clock.started
     if out is not None and diagnosis.write_bundle is not None:
         try:
@@ -215,6 +219,8 @@ def _find_patch(
     search = find_patch(target, examinations, seconds, first_lines=lines, causes=causes, progress=progress)
     diagnosis.patch = search.patch
     diagnosis.traced += [search.reason] if search.reason else []
+    if search.interrupted:
+        raise KeyboardInterrupt
 
 
 def _map(evidence: Evidence) -> ErrorMap | None:

@@ -19,6 +19,7 @@ from ...report.check_report import Report
 from ...report.results import FAIL, Finding
 from ..causes.rank import by_rules, rank
 from ..collect import Depth, begin, collect, surest
+from ..crash_safety import crash_count
 from ..facts.evidence import NO_TIME, Evidence
 from .steps import Shrunk, Trial, shrink
 
@@ -102,11 +103,14 @@ class _Same:
     def _examined(self, trial: Trial) -> tuple[Examination, Report] | None:
         """A trial's examination and report, if it fails."""
         s = self.whole
+        crashes = crash_count(s.target)
         try:
             report, examinations = examine(
                 s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
             )
         except Exception:  # noqa: BLE001 - segments, scalars or shapes that do not go with these sizes
+            return None
+        if crash_count(s.target) > crashes:
             return None
         if report.partial:
             raise KeyboardInterrupt

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from ....core.tracing import TargetError
 from ...checks import examine
 from ...declare.target import Target
-from ...gate.isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
-from ...gate.isolation.limits import Limits
-from ...gate.isolation.zygote_process import NoZygote, zygote
+from ...gate.isolation.candidate_process import CandidateEnded, CandidateProcess
+from ...gate.isolation.zygote_process import NoZygote
 from ...judge.examination import Examination
 from ...probes import QUICK, select
 from ...report.check_report import Report
 from ...report.results import FAIL, NOT_RUN, PASS, QUALITY
+from .children.candidate_of_files import candidate_of_files
 from .reading.candidate_source import CandidateSource
 
 _FRESH = 104_729  # added to the seed: draws that the search has not seen
-_CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
 
 
 @dataclass(frozen=True)
@@ -104,10 +101,4 @@ class Acceptance:
         return None if any(n.id in (NOT_RUN, "budget") for n in report.notes) else report
 
     def _process(self, edited: Mapping[str, str]) -> CandidateProcess:
-        on_cuda = torch.device(self.failing.device).type == "cuda"
-        return CandidateProcess(
-            zygote(), Limits(_CALL, _CALL, _MEMORY, files=4096, processes=4096),
-            f"{__package__}.children.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
-            Surroundings(boxed=False, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=self.source.paths),
-            again=True,
-        )  # fmt: skip
+        return candidate_of_files(self.source, self.failing.device, edited)

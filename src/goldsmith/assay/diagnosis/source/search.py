@@ -31,12 +31,13 @@ Progress = Callable[[str], None]
 
 @dataclass
 class PatchSearch:
-    """How a search ended. reason: one sentence if there is no patch."""
+    """How a search ended. reason: one sentence if there is no patch; interrupted: by Ctrl-C, before its time."""
 
     patch: Patch | None = None
     reason: str = ""
     tried: int = 0
     rejected: list[Edit] = field(default_factory=list)
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,16 @@ def find_patch(
             acceptance = Acceptance(target, source, examinations[0], mutants.original.wrong)
             survivors = Survivors(acceptance, source, mutants, examinations[0], progress)
             hunt = _Hunt(search, mutants, survivors, clock, Hints(lines, inverse_kinds(causes)), progress)
-            hunt.run(all_edits(source.parts, mutants.original.wrong, mutants.kinds))
-            if survivors.best is None and survivors.with_layouts:
-                _mend_layouts(hunt, source, problems, on_cuda)
-            if survivors.best is None:
-                survivors.take_what_remains()
+            try:
+                hunt.run(all_edits(source.parts, mutants.original.wrong, mutants.kinds))
+                if survivors.best is None and survivors.with_layouts:
+                    _mend_layouts(hunt, source, problems, on_cuda)
+                if survivors.best is None:
+                    survivors.take_what_remains()
+            except KeyboardInterrupt:
+                search.interrupted = True
             search.patch, search.rejected = survivors.patch(search.tried), survivors.rejected
-            if search.patch is None:
+            if search.patch is None and not search.interrupted:
                 count = search.tried
                 search.reason = (
                     f"No patch: {count} edits of the candidate's source were tried, and none of them passes."
