@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ... import probes as catalogue
 from ...checks import examine
+from ...declare.binding import parameters
 from ...declare.case import Case
 from ...judge.examination import Examination
 from ...report.check_report import Report
@@ -144,7 +146,8 @@ class _ShowsCause:
         s = self.whole
         try:
             supply = s.draw(trial.case).supply
-            case = Case(trial.case.name, lambda make: dict(supply), given=True)
+            where = partial(trial.case.where, **_taken(trial.case)) if trial.case.where is not None else None
+            case = Case(trial.case.name, lambda make: dict(supply), given=True, where=where)
             report, examinations = examine(
                 s.target, [case], s.dtype, s.device, s.seed, self.probes, most, until_failing=True
             )
@@ -161,6 +164,11 @@ class _ShowsCause:
         causes = rank(evidence)
         hurried = NO_TIME in evidence.left_out.values()
         return hurried or bool(causes) and (evidence.first_wrong, causes[0].id) == (self.same.stage, self.cause_shown)
+
+
+def _taken(case: Case) -> dict[str, object]:
+    """The sizes that the case's `where` takes, which a case of given tensors lacks."""
+    return {n: v for n, v in case.sizes.items() if case.where is not None and n in parameters(case.where)}
 
 
 class _Costs:

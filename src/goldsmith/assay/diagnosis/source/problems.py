@@ -120,7 +120,8 @@ def further_problems(examination: Examination) -> Iterator[Further]:
     materials: list[tuple[Material, str, bool]] = []
     for factor in _SCALES:
         scaled = {n: _scaled(t, factor) for n, t in examination.material.inputs.items()}
-        materials.append((replace(examination.material, inputs=scaled), f"inputs times {factor:g}", True))
+        changed = replace(examination.material, inputs=scaled)
+        materials += [(changed, f"inputs times {factor:g}", True)] if examination.admits(changed) else []
     for case, declared in _other_sizes(target.cases, examination.case):
         try:
             drawn = Examination(
