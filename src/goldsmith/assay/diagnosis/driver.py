@@ -19,7 +19,7 @@ from ..declare.target import Target
 from ..execute import hooks
 from ..execute.torch_state import neutral_state
 from ..judge.examination import Examination
-from ..report.results import FAIL, REFERENCE_FAULT, ErrorMap, _plain
+from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, _plain
 from ..support.candidate_state import CandidateState
 from . import crash_safety
 from .causes.likelihood import SURE
@@ -164,20 +164,22 @@ def _explain(diagnosis: Diagnosis, examination: Examination, later: dict[str, Ru
 def _in_float32(
     diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: Clock
 ) -> Diagnosis | None:
-    """The same case with float32 inputs, if 16-bit rounding hides the cause; None if that says no more."""
-    hidden = diagnosis.verdict == FAIL and examination.dtype in NARROW and not examination.case.given
-    best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
-    if not hidden or diagnosis.partial or best >= _SURE:
+    """Run the same case with float32 inputs. Returns the diagnosis of that case if 16-bit rounding hides the cause."""
+    if diagnosis.verdict != FAIL or examination.dtype not in NARROW or examination.case.given or diagnosis.partial:
         return None
     if clock.lacks("the same case with float32 inputs", more=diagnosis.report.seconds):
         return None
+    best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
+    wanted = selected if best < _SURE else selected & frozenset(catalogue.QUICK)
     share = None if clock.seconds is None else CHECKING / 2 * clock.seconds
     report, examinations = examine(
-        target, [examination.case], torch.float32, examination.device, seed, selected, share, until_failing=True
+        target, [examination.case], torch.float32, examination.device, seed, wanted, share, until_failing=True
     )
-    if report.verdict != FAIL or not examinations or examinations[0].first.error is not None:
+    raised = bool(examinations) and examinations[0].first.error is not None
+    diagnosis.float32 = "raises" if raised else {FAIL: "fails", PASS: "passes"}.get(report.verdict, "")
+    if report.verdict != FAIL or not examinations or raised or best >= _SURE:
         return None
-    wide = Diagnosis(report.verdict, report)
+    wide = Diagnosis(report.verdict, report, float32=diagnosis.float32)
     _explain(wide, examinations[0], {}, clock)
     if not wide.causes or strength(wide.evidence) <= best:
         return None
