@@ -42,6 +42,7 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _REPEATS = 10
 _SHORT = "the budget of {:g} s was too short for all of it"
 _SMALLER = 10.0  # seconds, at least, to make the case small; the time of everything before, if that was longer
+_REFUSED = 5  # sentences about proposals that were not accepted
 _TRYING = 0.7  # share of that for smaller cases, at most; the rest tests whether the smallest one still shows the cause
 _AFTER = {  # what an interrupt leaves out, by the step that it interrupts
     "check": "the rest of the check, and all evidence for causes",
@@ -67,6 +68,7 @@ def diagnose(
     budget_s: float | None = 60.0,
     out: str | os.PathLike | None = None,
     patch: bool = False,
+    propose: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Find the first wrong stage of a target and rank the causes that fit. Never raises for a wrong kernel.
@@ -78,6 +80,7 @@ def diagnose(
     out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing. If the disk is
               full, the diagnosis says so
     patch     also look for an edit of the candidate's source that makes it pass, for at most 40 % of the budget
+    propose   a command that gets evidence and source as JSON on its standard input, and returns patches; with `patch`
     progress  called with a sentence while a patch is looked for
 
     Returns a Diagnosis, partial after a keyboard interrupt. Raises TargetError for a mistake in the declaration.
@@ -115,7 +118,7 @@ def diagnose(
             _use_other_case(diagnosis, target, failing, seed, selected, clock)
             if patch:
                 clock.stage = "patch"
-                _find_patch(diagnosis, target, failing, clock, progress)
+                _find_patch(diagnosis, target, failing, clock, propose, progress)
         except KeyboardInterrupt:
             diagnosis.partial = INTERRUPTED
     left_out = dict.fromkeys([n.left_out for n in report.notes if n.id == "budget"] + clock.left_out)
@@ -209,8 +212,9 @@ def _use_other_case(
 
 
 def _find_patch(
-    diagnosis: Diagnosis, target: Target, failing: Examination, clock: Clock, progress: Callable[[str], None]
-) -> None:
+    diagnosis: Diagnosis, target: Target, failing: Examination, clock: Clock, propose: str | None,
+    progress: Callable[[str], None],
+) -> None:  # fmt: skip
     if diagnosis.verdict != FAIL or diagnosis.partial or clock.lacks("the search for a patch", COLLECTING):
         return
     from .source.search import find_patch, patch_seconds  # loads what starts child processes
@@ -218,9 +222,16 @@ def _find_patch(
     seconds = patch_seconds(clock.seconds, time.perf_counter() - clock.started)
     examinations, lines = [clock.smallest or failing, failing], diagnosis.first_lines
     causes = [c.id for c in diagnosis.causes[:2]]
-    search = find_patch(target, examinations, seconds, first_lines=lines, causes=causes, progress=progress)
+    evidence = (
+        {"target": target.name, "wrong": sorted(failing.bad), "diagnosis": diagnosis.to_json()} if propose else {}
+    )
+    search = find_patch(
+        target, examinations, seconds, first_lines=lines, causes=causes, progress=progress, propose=propose,
+        evidence=evidence,
+    )  # fmt: skip
     diagnosis.patch = search.patch
     diagnosis.traced += [search.reason] if search.reason else []
+    diagnosis.traced += [f"Not accepted: {text}." for text in search.refused[:_REFUSED]]
     if search.interrupted:
         raise KeyboardInterrupt
 

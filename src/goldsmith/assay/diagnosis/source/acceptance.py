@@ -39,12 +39,16 @@ class NotAccepted:
 
 @dataclass
 class Acceptance:
-    """Judges edited candidates of one target. wrong: the results that are wrong without an edit."""
+    """Judges edited candidates of one target.
+
+    wrong: the results that are wrong without an edit; boxed: edits of a stranger, which run in a sandbox.
+    """
 
     target: Target
     source: CandidateSource
     failing: Examination
     wrong: tuple[str, ...]
+    boxed: bool = False
     _before: dict[frozenset[str], set[str]] = field(default_factory=dict)
 
     def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | NotAccepted:
@@ -57,7 +61,8 @@ class Acceptance:
             whole = self._report(process, select("default"), seconds)
         finally:
             process.close()
-        if whole is None or whole.verdict not in (PASS, FAIL):
+        replaced = self.boxed and any(event[0] == "patched" for event in process.seen)
+        if whole is None or whole.verdict not in (PASS, FAIL) or replaced:
             return NotAccepted()
         findings = [f for f in whole.findings if f.rung != QUALITY]
         probes = frozenset(f.probe for f in findings)
@@ -101,4 +106,4 @@ class Acceptance:
         return None if any(n.id in (NOT_RUN, "budget") for n in report.notes) else report
 
     def _process(self, edited: Mapping[str, str]) -> CandidateProcess:
-        return candidate_of_files(self.source, self.failing.device, edited)
+        return candidate_of_files(self.source, self.failing.device, edited, boxed=self.boxed)

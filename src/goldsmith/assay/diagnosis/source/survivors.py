@@ -110,10 +110,14 @@ class Survivors:
             self.accepted.append(self.with_layouts[0])
 
     def adopt(self, inner: Survivors) -> None:
-        """The survivors of a search for a second edit."""
+        """The survivors of a search for a second edit, or those of a stranger."""
         before = inner.before
-        for survivor in inner.accepted if before is not None else ():
-            kind = f"{before.kind}, {survivor.edit.kind}"  # type: ignore[union-attr]
+        if before is None:
+            self.accepted += inner.accepted
+            self.found_at = self.found_at or inner.found_at
+            return
+        for survivor in inner.accepted:
+            kind = f"{before.kind}, {survivor.edit.kind}"
             self.accepted.append(replace(survivor, edit=replace(survivor.edit, kind=kind)))
 
     def patch(self, tried: int) -> Patch | None:

@@ -15,13 +15,14 @@ CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
 
 
 def candidate_of_files(
-    source: CandidateSource, device: str | torch.device, edited: Mapping[str, str] | None = None, seconds: float = CALL
-) -> CandidateProcess:
-    """The runner of a target; it starts again after its end. Raises NoZygote."""
+    source: CandidateSource, device: str | torch.device, edited: Mapping[str, str] | None = None, seconds: float = CALL,
+    *, boxed: bool = False,
+) -> CandidateProcess:  # fmt: skip
+    """The runner of a target; it starts again after its end. boxed: in a sandbox. Raises NoZygote."""
     on_cuda = torch.device(device).type == "cuda"
     return CandidateProcess(
         zygote(), Limits(seconds, seconds, _MEMORY, files=4096, processes=4096),
         f"{__package__}.edited_modules:load", {**source.to_arguments(), "edited": dict(edited or {})},
-        Surroundings(boxed=False, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=source.paths),
+        Surroundings(boxed=boxed, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=source.paths),
         again=True,
     )  # fmt: skip
