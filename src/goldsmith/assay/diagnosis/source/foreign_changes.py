@@ -40,7 +40,7 @@ def foreign_change(target: Target, source: CandidateSource, path: str, text: str
 
 
 def _place(node: ast.AST) -> tuple[int, int, int, int]:
-    return tuple(getattr(node, n) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset"))  # type: ignore[return-value]
+    return tuple(getattr(node, n) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
 
 
 def _places(tree: ast.AST, prefix: str = "") -> Places:

@@ -109,9 +109,9 @@ def _edit(entry: object, source: CandidateSource, files: Mapping[str, str]) -> E
         raise _Unusable("it is no object")
     if isinstance(entry.get("diff"), str):
         path, text = _applied(entry["diff"], files)
+    elif isinstance(entry.get("text"), str):
+        path, text = _file(entry.get("file"), files), entry["text"]
     else:
-        path, text = _file(entry.get("file"), files), entry.get("text")
-    if not isinstance(text, str):
         raise _Unusable("it has neither a diff nor a text")
     before = files[path]
     if text == before:

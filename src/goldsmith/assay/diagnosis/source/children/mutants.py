@@ -110,6 +110,13 @@ class Mutants:
         seconds = _LATE + self.seconds * max(1, len(self.extra))
         return self._asked(message, seconds, lambda reply: [_outcome(r) for r in reply])
 
+    def more_work(self, texts: Mapping[str, str]) -> float:
+        """The largest ratio of the work with the edit to that without, among the further problems; 1 if unknown."""
+        seconds = self.seconds * max(1, len(self.extra))
+        message = {"do": "work", "edited": dict(texts), "seconds": seconds}
+        counts = self._asked(message, seconds + _LATE, _counts)
+        return max((edited / own for own, edited in counts or () if own > 0), default=1.0)
+
     def depends_on_layouts(self) -> bool:
         """Whether the files as they are give other results for equal values in another layout."""
         return bool(self._asked({"do": "layouts"}, 10 * self.seconds + _LATE, bool))
@@ -204,6 +211,13 @@ class Mutants:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _counts(reply: Any) -> list[tuple[int, int]]:
+    try:
+        return [(int(own), int(edited)) for own, edited in reply]
+    except (TypeError, ValueError) as error:
+        raise Malformed("counts that are none") from error
 
 
 def _outcome(reply: Any) -> EditOutcome:
