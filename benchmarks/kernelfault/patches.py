@@ -67,6 +67,7 @@ def examined(key: str, seconds: float) -> Row:
             right = (ROOT / fault.file).read_text(encoding="utf-8")
             row |= {
                 "diff": patch.diff.replace(folder + "/", ""), "kind": patch.kind, "remaining": list(patch.remaining),
+                "doubtful": patch.doubtful,
                 "restored": ast.dump(ast.parse(patch.text)) == ast.dump(ast.parse(right)),
             }  # fmt: skip
         return row
@@ -92,9 +93,11 @@ def mark(diff: str) -> str:
 
 
 def judgement(row: Row, judged: dict[str, dict[str, str]]) -> str:
-    """ "", "right", "wrong" or "open"."""
+    """ "", "right", "wrong", "open", or "doubtful" where the search itself says that it may stand for another edit."""
     if "diff" not in row:
         return ""
+    if row.get("doubtful"):
+        return "doubtful"
     return "right" if row["restored"] else judged.get(f"{row['fault']} {mark(row['diff'])}", {}).get("is", "open")
 
 
@@ -110,19 +113,19 @@ def table(rows: Iterable[Row]) -> str:
     """Rates by backend, in Markdown."""
     rows, judged = list(rows), judgements()
     lines = [
-        "| source | faults | patch found | right | wrong | seconds (median) |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| source | faults | patch found | right | wrong | doubtful | seconds (median) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in (*SOURCES, "all"):
         own = [r for r in rows if name in (r["backend"], "all")]
-        found = [judgement(r, judged) for r in own if "diff" in r]
+        every = [judgement(r, judged) for r in own if "diff" in r]
+        found = [j for j in every if j != "doubtful"]
         taken = sorted(r["seconds"] for r in own if "diff" in r)
         if own:
             share = f"{len(found)} ({100 * len(found) / len(own):.0f} %)"
             median = f"{taken[len(taken) // 2]:.1f}" if taken else "-"
-            lines.append(
-                f"| {name} | {len(own)} | {share} | {found.count('right')} | {found.count('wrong')} | {median} |"
-            )
+            counts = f"{found.count('right')} | {found.count('wrong')} | {every.count('doubtful')}"
+            lines.append(f"| {name} | {len(own)} | {share} | {counts} | {median} |")
     return "\n".join(lines)
 
 

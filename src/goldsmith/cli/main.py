@@ -87,7 +87,7 @@ VERIFY = {
 }
 DIAGNOSE = {
     "What to diagnose": ("target", "backend", "case", "dtype", "device", "interpret", "seed", "replay"),
-    "How long": ("budget", "patch"),
+    "How long": ("budget", "patch", "propose"),
     "Output": ("out", "apply", "html", "json"),
 }
 REPLAY = {
@@ -213,6 +213,14 @@ def diagnose(
         Path | None,
         typer.Option(help="Write a copy of the candidate's file with the patch. Your own file stays.", metavar="FILE"),
     ] = None,
+    propose: Annotated[
+        str | None,
+        typer.Option(
+            help="A program that gets the evidence and the source as JSON on its standard input, and returns patches. "
+            "They run in a sandbox, and only those that pass everything are shown.",
+            metavar="COMMAND",
+        ),
+    ] = None,
     html: Html = None,
     json: Json = None,
 ) -> None:
@@ -239,6 +247,7 @@ def diagnose(
         json=json is not None,
         patch=patch,
         apply=None if apply is None else str(apply),
+        propose=propose,
     )
     raise typer.Exit(run(request, json))
 

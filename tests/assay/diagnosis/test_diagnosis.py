@@ -236,6 +236,19 @@ def test_a_fault_that_16_bit_rounding_hides_is_examined_in_float32(accepts):
     diagnosis = diagnose(target)
     assert diagnosis.verdict == "fail" and (diagnosis.causes[0].id == "scale_bias") == accepts, str(diagnosis)
     assert (diagnosis.case["dtype"] == "float32") == accepts == ("Examined with float32 inputs" in str(diagnosis))
+    assert diagnosis.float32 == ("fails" if accepts else "raises")
+
+
+def test_the_facts_hold_the_verdict_of_float32_inputs_and_the_data_the_headline():
+    def kernel(x, w):
+        return x * w if x.dtype == torch.float32 else x * w * 2
+
+    target = assay.Target(kernel, torch.mul, cases=plain_rows, dtypes=(torch.bfloat16,), backward=None)
+    diagnosis = diagnose(target)
+    text = " ".join(str(diagnosis).split())
+    assert diagnosis.float32 == diagnosis.to_json()["float32"] == "passes"
+    assert "with float32 inputs passes: only 16-bit inputs show the fault" in text
+    assert text.startswith(" ".join(str(diagnosis.to_json()["headline"]).split()))
 
 
 def test_padding_that_enters_a_maximum():

@@ -12,12 +12,14 @@ from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
 from goldsmith.assay.diagnosis.source import search as searching
+from goldsmith.assay.diagnosis.source.acceptance import Acceptance
 from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome, Mutants
 from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.problems import problem
 from goldsmith.assay.diagnosis.source.reading.candidate_source import NoSource, candidate_source
 from goldsmith.assay.diagnosis.source.search import find_patch
+from goldsmith.assay.diagnosis.source.survivors import Survivors
 
 SECONDS = 60.0
 EQUALS = 0.01  # share of it in which equals of a patch are looked for, nine seconds otherwise
@@ -200,6 +202,61 @@ def test_an_edit_that_is_right_on_the_failing_case_only_is_no_patch(tmp_path):
     _, examinations = examine(one.target, [lucky], None, "cpu", 0, frozenset(probes.QUICK), None, until_failing=True)
     search = find_patch(one.target, examinations, SECONDS)
     assert search.rejected and search.patch is not None and "/ D" in search.patch.diff
+
+
+BLOCKS = """
+import torch
+
+from goldsmith import assay
+
+
+def lse(x):
+    top = torch.full((len(x),), float("-inf"))
+    total = torch.zeros(len(x))
+    for start in range(0, x.shape[1], 8):
+        block = x[:, start : start + 8]
+        new = torch.maximum(top, block.amax(-1))
+        total = total + torch.exp(block - new.unsqueeze(1)).sum(-1)
+        top = new
+    return torch.log(total) + top
+
+
+def golden(x):
+    return torch.logsumexp(x, -1)
+
+
+@assay.case(T=[3], V=[13, 10])
+def rows(make, T, V):
+    return {"x": make.normal(T, V)}
+
+
+target = assay.Target(lse, golden, cases=rows, backward=None)
+"""
+
+
+def test_a_block_that_computes_the_whole_row_is_doubtful_and_a_lucky_maximum_no_patch(tmp_path):
+    """The running sum is not rescaled. The maximum of the whole row mends that, at the cost of a row in every block."""
+    module = load(tmp_path, BLOCKS)
+    (examination,) = failing(module.target)
+    source = candidate_source(module.target)
+    ((path, file),) = source.files.items()
+    changes = {
+        "whole row": (b"block.amax(-1)", "x.amax(-1)"),
+        "all in one block": (b"start + 8", "start + 16"),
+        "lucky": (b"block.amax(-1)", "(block.amax(-1) - start)"),
+        "rescaled": (b"= total +", "= total * torch.exp(top - new) +"),
+    }
+    found = {}
+    with Mutants(source, [problem(examination.material, examination.first, examination.ref)]) as mutants:
+        acceptance = Acceptance(module.target, source, examination, mutants.original.wrong)
+        survivors = Survivors(acceptance, source, mutants, examination, lambda text: None)
+        for kind, (old, new) in changes.items():
+            at = file.data.index(old)
+            survivors.judge(Edit(path, ((at, at + len(old), new),), kind, 1.0, 1), SECONDS)
+            found[kind] = survivors.patch(1)
+    assert [s.edit.kind for s in survivors.accepted] == ["whole row", "rescaled"]
+    assert found["whole row"].work > 1.5 and "each block computes the whole row" in found["whole row"].sentence
+    assert found["rescaled"].kind == "rescaled" and not found["rescaled"].doubtful
 
 
 def test_what_is_no_file_of_the_users_has_no_source(tmp_path):

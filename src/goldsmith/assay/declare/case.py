@@ -23,6 +23,7 @@ from torch import Tensor
 from ...core.tracing import TargetError, TargetTypeError
 from ..support import memory_errors
 from ..support.random_state import seeded_generators
+from .domain import Where, admits, of_sizes_alone
 
 
 class Make:
@@ -115,6 +116,7 @@ class Case:
     tags: tuple[str, ...] = ()
     salt: int = 0
     given: bool = False
+    where: Where | None = field(default=None, repr=False, compare=False)
 
     def build(
         self,
@@ -142,7 +144,14 @@ class Case:
             raise TargetError(f"case {self.name}: must return a dict of inputs and scalars, got {type(drawn).__name__}")
         for name, value in drawn.items():
             _check_value(self.name, name, value)
-        return self._shuffled(drawn, mixed) if self.given and self.salt else drawn
+        drawn = self._shuffled(drawn, mixed) if self.given and self.salt else drawn
+        if not self.admits(drawn):
+            raise TargetError(f"case {self.name}: draws inputs that `where` excludes; draw others, or widen `where`")
+        return drawn
+
+    def admits(self, supply: Mapping[str, object], sizes: Mapping[str, object] | None = None) -> bool:
+        """Whether the kernel must take these inputs and scalars, as far as `where` says."""
+        return self.where is None or admits(self.where, {**(self.sizes if sizes is None else sizes), **supply})
 
     @property
     def own_dtypes(self) -> tuple[torch.dtype, ...]:
@@ -191,12 +200,21 @@ def _check_value(case: str, name: object, value: object) -> None:
         )
 
 
-def case(*, tags: Iterable[str] = (), why: str = "", **sizes: object) -> Callable[[Draw], list[Case]]:
-    """Decorator that turns `f(make, **sizes) -> dict` into a list of cases, one for every combination of the sizes."""
+def case(
+    *, tags: Iterable[str] = (), why: str = "", where: Where | None = None, **sizes: object
+) -> Callable[[Draw], list[Case]]:
+    """Decorator that turns `f(make, **sizes) -> dict` into a list of cases, one for every combination of the sizes.
+
+    where  what the kernel may rely on: a function of sizes, scalars and inputs by name that is True for what it must
+           take, as in where=lambda N, p: N % 4 == 0 and bool((p >= 0).all()). Combinations of sizes that it excludes
+           are no cases, and no probe, no smaller case and no patch is tried on inputs that it excludes
+    """
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise TargetTypeError(f"tags: expected a tuple of words, got {tags!r}")
     if not isinstance(why, str):
         raise TargetTypeError(f"why: expected a text, got {why!r}")
+    if where is not None and not callable(where):
+        raise TargetTypeError(f"where: expected a function of sizes and inputs, got {where!r}")
     lists = {name: list(v) if isinstance(v, list | tuple | range) else [v] for name, v in sizes.items()}
     for name, values in lists.items():
         if not values:
@@ -215,15 +233,18 @@ def case(*, tags: Iterable[str] = (), why: str = "", **sizes: object) -> Callabl
             raise TargetError(
                 f"case {name}: called as {name}(make, {', '.join(lists)}), takes ({takes}): {error}"
             ) from error
-        combinations = itertools.product(*lists.values())
-        return [_one(name, draw, dict(zip(lists, values, strict=True)), tuple(tags), why) for values in combinations]
+        every = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+        combinations = [s for s in every if where is None or not of_sizes_alone(where, s) or admits(where, s)]
+        if not combinations:
+            raise TargetError(f"case {name}: `where` excludes every combination of the sizes; give others, or widen it")
+        return [_one(name, draw, chosen, tuple(tags), why, where) for chosen in combinations]
 
     return decorate
 
 
-def _one(name: str, draw: Draw, sizes: dict[str, object], tags: tuple[str, ...], why: str) -> Case:
+def _one(name: str, draw: Draw, sizes: dict[str, object], tags: tuple[str, ...], why: str, where: Where | None) -> Case:
     label = ",".join(f"{k}={v}" for k, v in sizes.items())
-    return Case(f"{name}[{label}]" if label else name, draw, sizes, why, tags)
+    return Case(f"{name}[{label}]" if label else name, draw, sizes, why, tags, where=where)
 
 
 def given(tensors: Mapping[str, object], name: str = "given") -> Case:

@@ -60,6 +60,7 @@ class Target:
                     4 sqrt(n) u of the largest numbers beside an element
     layouts         "any", or "contiguous": the candidate must raise for any other layout of an input
     mutates         inputs that the candidate may write
+    holds_nan       inputs that may hold NaN, which must then spread as in the golden; that of other inputs is a note
     reset           function to call before every run that must start fresh
     runner          runs the candidate elsewhere: called with the arguments and settings of each run (None: here)
     """
@@ -84,6 +85,7 @@ class Target:
     formula: str = "golden"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
+    holds_nan: tuple[str, ...] = ()
     reset: Callable[[], object] | None = None
     runner: Callable[[Any, Any], Any] | None = field(default=None, repr=False)
     nameless: bool = field(default=False, init=False, repr=False)  # neither `name` nor the candidate provides a name
@@ -104,7 +106,7 @@ class Target:
         self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
         if self.outputs == ():
             raise TargetError("outputs: () is empty; leave it out, or name the results of the candidate")
-        for argument in ("saved", "mutates", "surrogate"):
+        for argument in ("saved", "mutates", "surrogate", "holds_nan"):
             self._set(argument, _names(argument, getattr(self, argument)))
         self._set("grads", None if self.grads is None else _names("grads", self.grads))
         if self.outputs is not None:
@@ -150,6 +152,7 @@ class Target:
         wide = [n for n in floating if inputs[n].dtype.itemsize > 1]  # see wanted_grads
         _known("grads", self.grads or (), wide, "floating-point inputs")
         _known("mutates", self.mutates, inputs, "inputs")
+        _known("holds_nan", self.holds_nan, floating, "floating-point inputs")
         _known("surrogate", self.surrogate, floating if self.grads is None else self.grads, "inputs with gradients")
         _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
         if self.outputs is not None:

@@ -19,13 +19,9 @@ from ..declare.target import Target
 from ..execute import hooks
 from ..execute.torch_state import neutral_state
 from ..judge.examination import Examination
-from ..report.results import (
-    FAIL,
-    REFERENCE_FAULT,
-    ErrorMap,
-    _plain,
-)
+from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, _plain
 from ..support.candidate_state import CandidateState
+from . import crash_safety
 from .causes.likelihood import SURE
 from .causes.rank import by_rules, rank, strength
 from .clock import CHECKING, COLLECTING, SPENT, Clock
@@ -46,6 +42,7 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 _REPEATS = 10
 _SHORT = "the budget of {:g} s was too short for all of it"
 _SMALLER = 10.0  # seconds, at least, to make the case small; the time of everything before, if that was longer
+_REFUSED = 5  # sentences about proposals that were not accepted
 _TRYING = 0.7  # share of that for smaller cases, at most; the rest tests whether the smallest one still shows the cause
 _AFTER = {  # what an interrupt leaves out, by the step that it interrupts
     "check": "the rest of the check, and all evidence for causes",
@@ -71,6 +68,7 @@ def diagnose(
     budget_s: float | None = 60.0,
     out: str | os.PathLike | None = None,
     patch: bool = False,
+    propose: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Find the first wrong stage of a target and rank the causes that fit. Never raises for a wrong kernel.
@@ -82,6 +80,7 @@ def diagnose(
     out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing. If the disk is
               full, the diagnosis says so
     patch     also look for an edit of the candidate's source that makes it pass, for at most 40 % of the budget
+    propose   a command that gets evidence and source as JSON on its standard input, and returns patches; with `patch`
     progress  called with a sentence while a patch is looked for
 
     Returns a Diagnosis, partial after a keyboard interrupt. Raises TargetError for a mistake in the declaration.
@@ -93,9 +92,14 @@ def diagnose(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = informative(list(target.cases)) if case is None else [target.case(case)]
     clock = Clock(budget_s)
+    asked, target = target, crash_safety.surviving(target)
     state = CandidateState(target)
     report, failing, later = find_failing(target, cases, dtype, device, seed, selected, clock, state)
     diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
+    crash_safety.failed(target)
+    if failing is not None and not state.changed:
+        target = crash_safety.in_own_process(target, failing, budget_s)
+        state = CandidateState(target)
     if failing is not None and not report.partial:
         failing, report = prefer_numbers(target, cases, failing, report, seed, selected, clock)
         failing, report = prefer_failing_draw(target, failing, report, state, seed, selected, clock)
@@ -114,7 +118,7 @@ def diagnose(
             _use_other_case(diagnosis, target, failing, seed, selected, clock)
             if patch:
                 clock.stage = "patch"
-                _find_patch(diagnosis, target, failing, clock, progress)
+                _find_patch(diagnosis, target, failing, clock, propose, progress)
         except KeyboardInterrupt:
             diagnosis.partial = INTERRUPTED
     left_out = dict.fromkeys([n.left_out for n in report.notes if n.id == "budget"] + clock.left_out)
@@ -124,7 +128,10 @@ def diagnose(
     elif left_out or hurried:
         diagnosis.partial = (SPENT if clock.spent() else _SHORT).format(budget_s)
     diagnosis.traced += [f"Left out: {what}." for what in left_out]
-    diagnosis.target = target
+    diagnosis.traced += crash_safety.crashes(target)
+    if asked.runner is None:
+        crash_safety.close(target)
+    diagnosis.target = asked
     diagnosis.seconds = time.perf_counter() - clock.started
     if out is not None and diagnosis.write_bundle is not None:
         try:
@@ -160,20 +167,22 @@ def _explain(diagnosis: Diagnosis, examination: Examination, later: dict[str, Ru
 def _in_float32(
     diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: Clock
 ) -> Diagnosis | None:
-    """The same case with float32 inputs, if 16-bit rounding hides the cause; None if that says no more."""
-    hidden = diagnosis.verdict == FAIL and examination.dtype in NARROW and not examination.case.given
-    best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
-    if not hidden or diagnosis.partial or best >= _SURE:
+    """Run the same case with float32 inputs. Returns the diagnosis of that case if 16-bit rounding hides the cause."""
+    if diagnosis.verdict != FAIL or examination.dtype not in NARROW or examination.case.given or diagnosis.partial:
         return None
     if clock.lacks("the same case with float32 inputs", more=diagnosis.report.seconds):
         return None
+    best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
+    wanted = selected if best < _SURE else selected & frozenset(catalogue.QUICK)
     share = None if clock.seconds is None else CHECKING / 2 * clock.seconds
     report, examinations = examine(
-        target, [examination.case], torch.float32, examination.device, seed, selected, share, until_failing=True
+        target, [examination.case], torch.float32, examination.device, seed, wanted, share, until_failing=True
     )
-    if report.verdict != FAIL or not examinations or examinations[0].first.error is not None:
+    raised = bool(examinations) and examinations[0].first.error is not None
+    diagnosis.float32 = "raises" if raised else {FAIL: "fails", PASS: "passes"}.get(report.verdict, "")
+    if report.verdict != FAIL or not examinations or raised or best >= _SURE:
         return None
-    wide = Diagnosis(report.verdict, report)
+    wide = Diagnosis(report.verdict, report, float32=diagnosis.float32)
     _explain(wide, examinations[0], {}, clock)
     if not wide.causes or strength(wide.evidence) <= best:
         return None
@@ -203,8 +212,9 @@ def _use_other_case(
 
 
 def _find_patch(
-    diagnosis: Diagnosis, target: Target, failing: Examination, clock: Clock, progress: Callable[[str], None]
-) -> None:
+    diagnosis: Diagnosis, target: Target, failing: Examination, clock: Clock, propose: str | None,
+    progress: Callable[[str], None],
+) -> None:  # fmt: skip
     if diagnosis.verdict != FAIL or diagnosis.partial or clock.lacks("the search for a patch", COLLECTING):
         return
     from .source.search import find_patch, patch_seconds  # loads what starts child processes
@@ -212,9 +222,18 @@ def _find_patch(
     seconds = patch_seconds(clock.seconds, time.perf_counter() - clock.started)
     examinations, lines = [clock.smallest or failing, failing], diagnosis.first_lines
     causes = [c.id for c in diagnosis.causes[:2]]
-    search = find_patch(target, examinations, seconds, first_lines=lines, causes=causes, progress=progress)
+    evidence = (
+        {"target": target.name, "wrong": sorted(failing.bad), "diagnosis": diagnosis.to_json()} if propose else {}
+    )
+    search = find_patch(
+        target, examinations, seconds, first_lines=lines, causes=causes, progress=progress, propose=propose,
+        evidence=evidence,
+    )  # fmt: skip
     diagnosis.patch = search.patch
     diagnosis.traced += [search.reason] if search.reason else []
+    diagnosis.traced += [f"Not accepted: {text}." for text in search.refused[:_REFUSED]]
+    if search.interrupted:
+        raise KeyboardInterrupt
 
 
 def _map(evidence: Evidence) -> ErrorMap | None:

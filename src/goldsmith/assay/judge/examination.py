@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core.tracing import TargetError
 from ..declare.binding import inputs_and_scalars
 from ..declare.case import LARGE, Case
+from ..declare.domain import OutsideDomain
 from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
 from ..execute import device_moves, hooks, interpreter, raised
@@ -32,6 +33,7 @@ from ..report.results import (
     CERTAIN,
     GOLDEN_RAISED,
     NOT_JUDGED,
+    NOT_NEEDED,
     QUALITY,
     STATISTICAL,
     SYSTEMATIC,
@@ -155,11 +157,13 @@ class Examination:
         look: bool = True,
     ) -> CandidateRun:
         """Run the candidate, and check what must hold in every run."""
+        material = material or self.material
+        if not self.admits(material):
+            return CandidateRun(error=OutsideDomain(f"{label}: left out, `where` of the case excludes these inputs"))
         self.candidate_runs += 1
         how = how or RunSettings()
         if how.fill == NAN_FILL and "poison" not in self.selected:
             how = replace(how, fill=ZERO_FILL)
-        material = material or self.material
         with hooks.running(self.label, probe, label, self.seed, self.findings):
             run = execute(material, how)
         if how.plain is not None:
@@ -169,6 +173,12 @@ class Examination:
             self.candidate_runs += 1
             self._received("other inputs", run.between, look)
         return self._received(label, run, look)
+
+    def admits(self, material: Material) -> bool:
+        """Whether these are inputs that the kernel must take; those of other cases are their own draws."""
+        if material is self.material or material.case != self.case.name:
+            return True
+        return self.case.admits(material.supply, material.sizes)
 
     def _received(self, label: str, run: CandidateRun, look: bool) -> CandidateRun:
         self.interpreted += run.interpreted.launches
@@ -280,6 +290,9 @@ class Examination:
         """
         if run.error is None:
             return False
+        if isinstance(run.error, OutsideDomain):
+            self.note(NOT_NEEDED, probe, f"{label}: `where` of the case excludes these inputs; not run")
+            return True
         reason = f"{type(run.error).__name__}: {_one_line(run.error)}{raised.place(run.error)}"
         if raised.from_interpreter(run.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {reason}")

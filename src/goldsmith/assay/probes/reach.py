@@ -5,6 +5,9 @@ reaches an element if it moves the element by more than another formula's roundi
 
     max(2 bound, 4 sqrt(n) u max(|g|, |dy y| / |x|), 2 |golden(x + d) - golden(x)|), |d| <= 4 sqrt(n) u max |x|
 
+A result that is NaN is not moved by a number: an overflow times 0 spreads like NaN. Where a large number gives NaN, the
+smallest one that changes anything decides: a real influence gives a wrong number, or Inf, before it gives NaN.
+
 The last term is the error of a stable formula: the golden of inputs perturbed by rounding at the size of the largest.
 A cumulative sum of 3000 and 0.5 keeps the 0.5 to 3000 u; a transform over an axis does so for every element.
 """
@@ -27,6 +30,7 @@ from .slices import results, run_changed
 # Multiples of the large numbers: both signs, since a comparison lets only one pass; small ones as well, since a large
 # one saturates a softmax, and its own rounding hides small effects.
 FACTORS = (1.0, -1.0, 0.01, -0.01)
+_STEPS, _CLOSE = 100.0, 0.1  # numbers down to this part are tried, until two of them are this close
 _DRAWS = 4
 RIGHT_NEARBY = "right for inputs that are off by one rounding of the largest input"
 
@@ -36,17 +40,29 @@ def reached_elements(
 ) -> dict[str, Tensor]:
     """The elements of each result's `places` that a number reaches; changed(times) returns inputs with such numbers."""
     reached = {n: torch.zeros_like(mask) for n, mask in places.items()}
-    for times in FACTORS:
+    nan = set()  # factors of numbers that made a result NaN
+
+    def tried(times: float) -> bool:
+        """Adds what these numbers reach; whether they make a result NaN that nothing has reached yet."""
         outcome = run_changed(examination, changed(times), f"{label}, {times:g}")
         if outcome is None:
-            continue
+            return False
         run, references = outcome
         actual = results(examination, run)
-        for name, mask in places.items():
-            if name in actual and not bool(reached[name].any()):  # one number is enough
-                reached[name] = mask & moved(examination, name, actual[name], references)
+        left = [n for n in places if n in actual and not bool(reached[n].any())]  # one number is enough
+        for name in left:
+            reached[name] = places[name] & moved(examination, name, actual[name], references)
+        return any(not bool(reached[n].any()) and bool((places[n] & torch.isnan(actual[n])).any()) for n in left)
+
+    for times in FACTORS:
         if all(bool(mask.any()) for mask in reached.values()):
             break
+        nan |= {times} if tried(times) else set()
+    for times in sorted(nan, key=abs)[:1]:
+        smallest, step = times, _STEPS
+        while step > 1 + _CLOSE and not all(bool(mask.any()) for mask in reached.values()):
+            step **= 0.5
+            smallest = smallest / step if tried(smallest) else smallest * step
     return reached
 
 
@@ -58,7 +74,7 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
         return torch.zeros_like(tensor, dtype=torch.bool)
     still = (tensor == was) | (torch.isnan(tensor) & torch.isnan(was))
     apart = (tensor.double() - was.double()).abs()
-    out = ~still & (golden == before.value) & ~(apart <= 2 * SLACK * before.bound)
+    out = ~still & (golden == before.value) & ~(apart <= 2 * SLACK * before.bound) & ~torch.isnan(tensor)
     out = out & off_golden(examination, name, tensor, references) if bool(out.any()) else out
     return off_kinks(examination, name, out, references)
 

@@ -67,7 +67,7 @@ def _second_opinion(
         else {}
     )
     for name, mask in leaks.items():
-        if bool(reached[name].any()):
+        if bool(reached[name].any()) or part.name in examination.target.holds_nan:
             _report_extra(examination, part, name, mask, "NaN", references)
         else:  # only NaN spreads: 0 * NaN, NaN - NaN
             message = f"NaN in {part.text} spreads to more of {name} than in the golden; finite numbers do not"

@@ -15,6 +15,7 @@ RUNGS = (CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY)
 PASS, FAIL, REFERENCE_FAULT, UNJUDGED = "pass", "fail", "reference_fault", "unjudged"
 GOLDEN_RAISED = "golden_raised"  # id of the note on a probe whose own inputs the golden refuses
 NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither right nor wrong
+NOT_NEEDED = "not_needed"  # id of the note on a run whose inputs the case's `where` excludes
 NOT_RUN = "not_run"  # id of the note that says why a case did not run at all
 NOTHING_COMPARED = "no result has an element, so nothing was compared; add a case whose results have elements"
 SCHEMA = 1

@@ -56,6 +56,7 @@ class DiagnoseRequest:
     json: bool = False
     patch: bool = False
     apply: str | None = None
+    propose: str | None = None
 
 
 def run(request: DiagnoseRequest, json_to: str | None = None) -> int:

@@ -54,7 +54,7 @@ def diagnose(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
             with _reporting_runs(send) as ended:
                 diagnosis = assay.diagnose(
                     subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
-                    patch=request["patch"], progress=lambda text: send({"searching": text}),
+                    patch=request["patch"], propose=request["propose"], progress=lambda text: send({"searching": text}),
                 )  # fmt: skip
             if ended:
                 deadlines.add_timeout(diagnosis, *ended[0])

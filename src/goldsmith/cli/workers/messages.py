@@ -67,6 +67,7 @@ class DiagnosisRequest(PlacementRequest):
     json: bool
     patch: bool
     apply: str | None
+    propose: str | None
 
 
 class EndRequest(TypedDict):

@@ -122,9 +122,11 @@ def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[
     points, causes, highest, edits = learned()["points"], [], 1.0, _edits(evidence)
     tensor = evidence.first_wrong or evidence.tensor
     for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
-        highest = min(highest, calibrated(FIRST if place == 0 else OTHER, chances[id], points))
+        match = matches.get(id)
+        seen = match is not None and match.params.get("observed") and place == 0
+        chance = match.score if match and seen else calibrated(FIRST if place == 0 else OTHER, chances[id], points)
+        highest = min(highest, chance)
         if highest >= LEAST and place < MOST:
-            match = matches.get(id)
             cause = _cause(id, match or _guessed(evidence, id), highest, tensor, edits.get(id, ""))
             causes.append(cause)
     return causes

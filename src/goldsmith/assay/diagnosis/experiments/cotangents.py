@@ -20,8 +20,8 @@ from ..facts.evidence import GradientCarriers
 from .isolate import named
 
 PROBE = "cotangents"
-_SLICES = 10  # runs for each axis, at most
-_RUNS = 40  # runs in all
+_SLICES = 16  # runs for each axis, at most
+_RUNS = 64  # runs in all
 
 
 def carriers(
@@ -43,21 +43,22 @@ def carriers(
         return GradientCarriers(name, alone, harmless, always)
     first = alone[0]
     parts: dict[int, tuple[tuple[int, int], ...]] = {}
-    tried: dict[int, int] = {}
+    sampled: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     at, together = [], []
     for axis, size in enumerate(sent[first].shape):
-        spans, count = ask.spans(first, axis) if size > 1 else (((0, 0),), 1)
-        if count < size:
-            tried[axis] = count
-        if not spans and not ask.ended:
+        known = ask.slices(first, axis) if size > 1 else {0: True}
+        bad, good = (tuple(sorted(i for i, w in known.items() if w is wrong)) for wrong in (True, False))
+        if len(known) < size:
+            sampled[axis] = bad, good
+        if known and not bad:
             together.append(axis)
-        at.append(spans[0][0] if spans else 0)
-        if spans and spans != ((0, size - 1),):
-            parts[axis] = spans
+        at.append(bad[0] if bad else 0)
+        if bad and len(known) == size and good:
+            parts[axis] = _ranges(bad)
     unit = torch.zeros_like(sent[first])
     unit[tuple(at)] = 1
     single = tuple(at) if not together and ask.wrong({first: unit}) else None
-    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together), tried)
+    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together), sampled)
 
 
 class _Asking:
@@ -88,32 +89,36 @@ class _Asking:
             return False
         return not ladder.judge(self.name, got, against, probe=PROBE).ok
 
-    def spans(self, output: str, axis: int) -> tuple[tuple[tuple[int, int], ...], int]:
-        """The ranges of an axis whose slices, one at a time, make the tensor wrong, and the number of slices tried.
+    def slices(self, output: str, axis: int) -> dict[int, bool]:
+        """Slice of an axis -> whether it makes the tensor wrong, with zeros in all others; only slices that were tried.
 
-        A short axis is tried slice by slice. A long one is bisected for the edges, so slices in between are not known.
+        A short axis is tried slice by slice. A long one is bisected for the edges.
         """
         size = self.own.cotangents[output].shape[axis]
         most = min(_SLICES, self.left)
         known: dict[int, bool] = {}
 
-        def state(i: int) -> bool:
-            if i not in known and len(known) < most:
+        def state(i: int) -> bool | None:
+            if i not in known and len(known) < most and not self.ended:
                 part = torch.zeros_like(self.own.cotangents[output])
                 part.narrow(axis, i, 1).copy_(self.own.cotangents[output].narrow(axis, i, 1))
                 known[i] = self.wrong({output: part})
-            return known.get(i, False)
+            return known.get(i)
 
         marks = list(range(size)) if size <= most else sorted({0, size // 2, size - 1})
         for i in marks:
             state(i)
         for lo, hi in zip(marks, marks[1:], strict=False):
-            while hi - lo > 1 and known.get(lo) != known.get(hi) and len(known) < most:
+            while hi - lo > 1 and known.get(lo) != known.get(hi) and len(known) < most and not self.ended:
                 middle = (lo + hi) // 2
-                lo, hi = (middle, hi) if state(middle) == known[lo] else (lo, middle)
-        ranges: list[tuple[int, int]] = []
-        for i in range(size):
-            if known[min((abs(k - i), k) for k in known)[1]]:
-                joined = ranges and ranges[-1][1] == i - 1
-                ranges[-1:] = [(ranges[-1][0], i)] if joined else [*ranges[-1:], (i, i)]
-        return tuple(ranges), len(known)
+                lo, hi = (middle, hi) if state(middle) == known.get(lo) else (lo, middle)
+        return known
+
+
+def _ranges(indices: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Ascending indices as inclusive ranges."""
+    ranges: list[tuple[int, int]] = []
+    for i in indices:
+        joined = ranges and ranges[-1][1] == i - 1
+        ranges[-1:] = [(ranges[-1][0], i)] if joined else [*ranges[-1:], (i, i)]
+    return tuple(ranges)

@@ -72,9 +72,11 @@ def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple
     """An examination of the case with scaled inputs, and its first run; yields nothing if it cannot be judged."""
     case = replace(examination.case, draw=_scaled(examination.case, 2.0**exponent))
     label = f"{examination.label} times 2^{exponent}"
-    other = Examination(
-        examination.target, case, examination.dtype, examination.device, examination.seed, examination.selected, label
-    )
+    e = examination
+    try:
+        other = Examination(e.target, case, e.dtype, e.device, e.seed, e.selected, label)
+    except TargetError:  # inputs that the kernel need not take
+        return
     run = other.first = other.execute(PROBE, label, RunSettings(debug=debug), look=False)
     examination.candidate_runs += 1
     if run.error is not None:

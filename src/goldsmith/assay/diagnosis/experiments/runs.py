@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...declare.domain import OutsideDomain
 from ...execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
 from ...execute.records import CandidateRun, Material, RunSettings
 from ...golden.golden_error import GoldenError
@@ -119,6 +120,8 @@ def nudge(t: Tensor) -> Tensor:
 def judged_run(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
     """The result of one run; None if it says nothing, because no bound judges its wrong tensors at these values."""
     run = examination.execute(PROBE, name, how, material, look=False)
+    if isinstance(run.error, OutsideDomain):
+        return None
     if run.error is not None:
         lines = str(run.error).strip().splitlines() or [""]
         error = f"{type(run.error).__name__}: {lines[0][:200]}"

@@ -232,10 +232,10 @@ class GradientCarriers:
     harmless  those that do not
     always    the tensor is wrong even with zeros for all of them
     parts     axis -> inclusive ranges of slices of the first such gradient that make it wrong, one slice at a time;
-              axes along which every slice does are left out
+              only axes of which every slice was tried, and some make it wrong and some do not
     unit      index at which a single 1 makes it wrong; None: unknown, or a single 1 does not
     together  axes along which no slice that was tried makes it wrong alone
-    tried     axis -> number of slices that were tried, where these are not all
+    sampled   axis -> (slices that make it wrong, slices that do not), where not all of them were tried
     """
 
     tensor: str
@@ -245,7 +245,7 @@ class GradientCarriers:
     parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     unit: tuple[int, ...] | None = None
     together: tuple[int, ...] = ()
-    tried: Mapping[int, int] = field(default_factory=dict)
+    sampled: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ...report.html.view import RUNG_MEANING, Entry
 from ...support.output_file import write_whole
 from ..trace.faulty_line import MEASURED
 from . import replay_command, view
+from .text import FLOAT32
 
 if TYPE_CHECKING:
     from .result import DiagnosisFacts
@@ -42,6 +43,7 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
         "made": now(),
         "name": name,
         "found": diagnosis,
+        "float32": FLOAT32,
         "line_measured": MEASURED,
         "story": view.story(diagnosis),
         "conditions": list(conditions) or [f"{k} {environment[k]}" for k in ("gpu", "torch") if environment.get(k)],

@@ -31,5 +31,8 @@ class Diagnosis(DiagnosisFacts):
         self.to_html(self.bundle / PAGE)
         return self.bundle
 
+    def to_json(self) -> dict[str, object]:
+        return {"headline": text.headline(self), **super().to_json()}
+
     def __str__(self) -> str:
         return text.render(self)

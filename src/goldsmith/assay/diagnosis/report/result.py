@@ -31,6 +31,7 @@ class DiagnosisFacts:
     line               the line of the candidate's source that goes wrong first, where it can be traced
     patch              the edit of the candidate's source that makes it pass, if one was looked for and found
     suspects           golden stages that the candidate does not name and that could cause exactly this error
+    float32            a 16-bit case with float32 inputs "passes", "fails" or "raises"; "" if it did not run
     traced             sentences: where NaN and Inf begin, which output gradient carries the fault
     undecided          sentences: what the evidence leaves open, and what would decide it
     case               the smallest failing case: name, sizes, seed, dtype, device, threads, strides, layouts, steps
@@ -61,6 +62,7 @@ class DiagnosisFacts:
     write_bundle: Callable[..., Path] | None = field(default=None, repr=False)
     patch: Patch | None = None
     line: FaultyLine | None = None
+    float32: str = ""
 
     @property
     def ok(self) -> bool:
@@ -90,6 +92,7 @@ class DiagnosisFacts:
             "line": None if self.line is None else plain_json(self.line.to_json()),
             "patch": None if self.patch is None else plain_json(self.patch.to_json()),
             "suspects": list(self.suspects),
+            "float32": self.float32,
             "traced": list(self.traced),
             "undecided": list(self.undecided),
             "case": plain_json(self.case),

@@ -30,6 +30,11 @@ SHOWN_REMAINING = 3  # findings beside a patch
 ROWS, COLUMNS = 8, 64  # of the map
 SMALLEST = "This command examines only the smallest case, so it may rank the causes in another order."
 
+FLOAT32 = {
+    "passes": "The same case with float32 inputs passes: only 16-bit inputs show the fault.",
+    "raises": "The kernel raises for float32 inputs.",
+    "fails": "The same case with float32 inputs fails, too: 16-bit rounding is not the reason.",
+}
 WITHIN = ";\n a culprit below 1 was found by comparison with honest implementations, or has no number)"
 
 
@@ -50,6 +55,8 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     where += [_drawn(diagnosis.map)] if diagnosis.map is not None and max(diagnosis.map.shape) > 1 else []
     if where:
         parts.append("\n".join(where))
+    if diagnosis.float32:
+        parts.append(_wrapped(f"float32  {FLOAT32[diagnosis.float32]}", 9))
     if diagnosis.line is not None:
         parts.append(_line(diagnosis.line))
     parts += [_wrapped(sentence, 2) for sentence in (*diagnosis.traced, *diagnosis.undecided)]

@@ -26,9 +26,14 @@ def _gradient_sentences(carriers: GradientCarriers) -> list[str]:
     if carriers.parts:
         where = ", ".join(f"axis {a} [{_format_ranges(spans)}]" for a, spans in carriers.parts.items())
         unit = f"; a single 1 in {name} at {list(carriers.unit)} shows it" if carriers.unit is not None else ""
-        sampled = [f"{carriers.tried[a]} slices of axis {a} were tried" for a in carriers.parts if a in carriers.tried]
-        some = f" ({'; '.join(sampled)})" if sampled else ""
-        sentences.append(f"Slice by slice, {name} makes it wrong in {where} alone{unit}{some}.")
+        sentences.append(f"Slice by slice, {name} makes it wrong in {where} alone{unit}.")
+    for axis, (wrong, right) in carriers.sampled.items():
+        if wrong:
+            bad, good = (", ".join(map(str, indices)) for indices in (wrong, right))
+            tried = f"Of the {len(wrong) + len(right)} slices of {name} along axis {axis} that were tried one by one"
+            makes = f"{bad} make{'s' if len(wrong) == 1 else ''} it wrong"
+            does_not = f" and {good} do{'es' if len(right) == 1 else ''} not" if right else ""
+            sentences.append(f"{tried}, {makes}{does_not}; the rest were not tried.")
     return sentences
 
 

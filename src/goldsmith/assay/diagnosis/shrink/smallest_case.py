@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ... import probes as catalogue
 from ...checks import examine
+from ...declare.binding import parameters
 from ...declare.case import Case
 from ...judge.examination import Examination
 from ...report.check_report import Report
 from ...report.results import FAIL, Finding
 from ..causes.rank import by_rules, rank
 from ..collect import Depth, begin, collect, surest
+from ..crash_safety import crash_count
 from ..facts.evidence import NO_TIME, Evidence
 from .steps import Shrunk, Trial, shrink
 
@@ -102,11 +105,14 @@ class _Same:
     def _examined(self, trial: Trial) -> tuple[Examination, Report] | None:
         """A trial's examination and report, if it fails."""
         s = self.whole
+        crashes = crash_count(s.target)
         try:
             report, examinations = examine(
                 s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
             )
         except Exception:  # noqa: BLE001 - segments, scalars or shapes that do not go with these sizes
+            return None
+        if crash_count(s.target) > crashes:
             return None
         if report.partial:
             raise KeyboardInterrupt
@@ -140,7 +146,8 @@ class _ShowsCause:
         s = self.whole
         try:
             supply = s.draw(trial.case).supply
-            case = Case(trial.case.name, lambda make: dict(supply), given=True)
+            where = partial(trial.case.where, **_taken(trial.case)) if trial.case.where is not None else None
+            case = Case(trial.case.name, lambda make: dict(supply), given=True, where=where)
             report, examinations = examine(
                 s.target, [case], s.dtype, s.device, s.seed, self.probes, most, until_failing=True
             )
@@ -157,6 +164,11 @@ class _ShowsCause:
         causes = rank(evidence)
         hurried = NO_TIME in evidence.left_out.values()
         return hurried or bool(causes) and (evidence.first_wrong, causes[0].id) == (self.same.stage, self.cause_shown)
+
+
+def _taken(case: Case) -> dict[str, object]:
+    """The sizes that the case's `where` takes, which a case of given tensors lacks."""
+    return {n: v for n, v in case.sizes.items() if case.where is not None and n in parameters(case.where)}
 
 
 class _Costs:

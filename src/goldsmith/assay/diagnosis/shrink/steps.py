@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ...golden.golden_error import GoldenError
 
 MOST_RUNS = 64
 SMALLEST = (0, 1, 2, 3)
+_NEARBY = 64  # sizes that are asked for, one after another, if a case has a `where`
 
 
 @dataclass(frozen=True)
@@ -163,32 +165,47 @@ def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> Non
             seen[key] = search.try_out(Trial(remake(other), search.best.layouts))
         return seen[key]
 
+    def allowed(name: str, value: int) -> bool:
+        """Whether the case can be drawn at that size, as far as its `where` says."""
+        if start.where is not None:
+            try:
+                remake({**now, name: value}).build()
+            except TargetError:
+                return False
+        return True
+
     changed = True
     while changed:
         changed = False
         for name in sorted(now, key=lambda n: -now[n]):
-            smaller = _smaller(now[name], lambda value, name=name: still_fails(name, value))  # type: ignore[misc]
+            smaller = _smaller(now[name], partial(still_fails, name), partial(allowed, name))
             if smaller < now[name]:
                 search.record(f"{name}: {now[name]} -> {smaller}")
                 now[name], changed = smaller, True
 
 
-def _smaller(value: int, still_fails: Callable[[int], bool]) -> int:
+def _smaller(value: int, still_fails: Callable[[int], bool], allowed: Callable[[int], bool]) -> int:
     """The smallest value that still fails: tries a few values from below, then bisects below the first that fails."""
     guesses = sorted({n for n in (*SMALLEST, value // 8, value // 4, value // 2, value - 1) if n < value})
     low = -1
     for guess in guesses:
+        guess = _next(max(guess, low + 1), value, allowed)
         if still_fails(guess):
             value = guess
             break
         low = guess
     while value - low > 1:
-        middle = (low + value) // 2
-        if still_fails(middle):
+        middle = _next((low + value) // 2, value, allowed)
+        if middle < value and still_fails(middle):
             value = middle
         else:
-            low = middle
+            low = (low + value) // 2 if middle == value else middle
     return value
+
+
+def _next(guess: int, value: int, allowed: Callable[[int], bool]) -> int:
+    """The first allowed size from `guess` on, below `value`; `value` if there is none nearby."""
+    return next((n for n in range(guess, min(value, guess + _NEARBY)) if allowed(n)), value)
 
 
 def resized(case: Case, sizes: Mapping[str, object]) -> Case:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from ....core.tracing import TargetError
 from ...checks import examine
 from ...declare.target import Target
-from ...gate.isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
-from ...gate.isolation.limits import Limits
-from ...gate.isolation.zygote_process import NoZygote, zygote
+from ...gate.isolation.candidate_process import CandidateEnded, CandidateProcess
+from ...gate.isolation.zygote_process import NoZygote
 from ...judge.examination import Examination
 from ...probes import QUICK, select
 from ...report.check_report import Report
 from ...report.results import FAIL, NOT_RUN, PASS, QUALITY
+from .children.candidate_of_files import candidate_of_files
 from .reading.candidate_source import CandidateSource
 
 _FRESH = 104_729  # added to the seed: draws that the search has not seen
-_CALL, _MEMORY = 20.0, 4 << 30  # seconds and bytes of one call
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,16 @@ class NotAccepted:
 
 @dataclass
 class Acceptance:
-    """Judges edited candidates of one target. wrong: the results that are wrong without an edit."""
+    """Judges edited candidates of one target.
+
+    wrong: the results that are wrong without an edit; boxed: edits of a stranger, which run in a sandbox.
+    """
 
     target: Target
     source: CandidateSource
     failing: Examination
     wrong: tuple[str, ...]
+    boxed: bool = False
     _before: dict[frozenset[str], set[str]] = field(default_factory=dict)
 
     def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | NotAccepted:
@@ -60,7 +61,8 @@ class Acceptance:
             whole = self._report(process, select("default"), seconds)
         finally:
             process.close()
-        if whole is None or whole.verdict not in (PASS, FAIL):
+        replaced = self.boxed and any(event[0] == "patched" for event in process.seen)
+        if whole is None or whole.verdict not in (PASS, FAIL) or replaced:
             return NotAccepted()
         findings = [f for f in whole.findings if f.rung != QUALITY]
         probes = frozenset(f.probe for f in findings)
@@ -104,10 +106,4 @@ class Acceptance:
         return None if any(n.id in (NOT_RUN, "budget") for n in report.notes) else report
 
     def _process(self, edited: Mapping[str, str]) -> CandidateProcess:
-        on_cuda = torch.device(self.failing.device).type == "cuda"
-        return CandidateProcess(
-            zygote(), Limits(_CALL, _CALL, _MEMORY, files=4096, processes=4096),
-            f"{__package__}.children.edited_modules:load", {**self.source.to_arguments(), "edited": dict(edited)},
-            Surroundings(boxed=False, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=self.source.paths),
-            again=True,
-        )  # fmt: skip
+        return candidate_of_files(self.source, self.failing.device, edited, boxed=self.boxed)

@@ -29,7 +29,8 @@ class Patch:
     tried        number of edits that were run
     equals       other edits that pass as well: no input was found on which they differ from this one
     sizes        the sizes at which they were compared
-    narrow       right at the declared sizes, but not at smaller ones
+    narrow       right at the declared sizes, but not at smaller or larger ones
+    work         how many times the kernel's work it does at some size, if that is much more; otherwise 1
     """
 
     file: str
@@ -43,11 +44,18 @@ class Patch:
     sizes: str = ""
     narrow: bool = False
     text: str = field(default="", repr=False)
+    work: float = 1.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may stand for another edit."""
+        return self.narrow or self.work > 1
 
     @property
     def headline(self) -> str:
         """The edit in half a sentence."""
-        return f"an edit of {Path(self.file).name}, line {self.line}, mends it ({self.kind})"
+        verb = "passes every case" if self.doubtful else "mends it"
+        return f"an edit of {Path(self.file).name}, line {self.line}, {verb} ({self.kind})"
 
     @property
     def sentence(self) -> str:
@@ -57,7 +65,13 @@ class Patch:
         if self.narrow:
             return (
                 f"this edit makes the kernel pass at the declared sizes ({self.sizes}): {number}, all probes ({place}: "
-                f"{self.kind}); at smaller sizes it is wrong, so that it may stand for another one"
+                f"{self.kind}); at others it is wrong, so that it may stand for another one"
+            )
+        if self.work > 1:
+            return (
+                f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind}); but with it the kernel "
+                f"handles {self.work:g} times as many elements at some sizes, as where each block computes the whole "
+                "row, so that it may stand for another edit"
             )
         if not self.remaining:
             return f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind})"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from ....core.tracing import TargetError
@@ -19,10 +21,31 @@ from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from .children.comparison import wrong_share
 
-_SCALES = (8.0, 1 / 8, -1.0)  # of all real inputs
 _SALT = 77_001  # of draws that neither the search nor the check makes
+_LARGER, _TIMES = 4, 6  # sizes that are also tried above the declared ones, and how far above
 _MOST_ELEMENTS = 1 << 16
 Problem = dict[str, object]
+
+
+def _in_order(tensor: Tensor, descending: bool = False) -> Tensor:
+    """The numbers times 8 in order along the last axis, so that a running maximum rises in every block, or never."""
+    return 8 * (tensor.sort(-1, descending=descending).values if tensor.dim() else tensor)
+
+
+def _spiked(tensor: Tensor) -> Tensor:
+    """One number in eight times 32."""
+    chosen = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(_SALT)) < 1 / 8
+    return torch.where(chosen.to(tensor.device), 32 * tensor, tensor)
+
+
+_FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # of all real inputs
+    "inputs times 8": lambda t: t * 8,
+    "inputs times 1/8": lambda t: t / 8,
+    "inputs times -1": lambda t: -t,
+    "ascending inputs": _in_order,
+    "descending inputs": partial(_in_order, descending=True),
+    "inputs with spikes": _spiked,
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +133,7 @@ def stand_in_run(material: Material) -> CandidateRun:
 
 
 def further_problems(examination: Examination) -> Iterator[Further]:
-    """The case with inputs of other magnitudes and signs, sizes between declared ones, and then smaller ones.
+    """The case with inputs of other magnitudes and signs, sizes between declared ones, larger and smaller ones.
 
     Nothing for a target with decisions: which of them are legal depends on the candidate.
     """
@@ -118,9 +141,11 @@ def further_problems(examination: Examination) -> Iterator[Further]:
     if target.decisions:
         return
     materials: list[tuple[Material, str, bool]] = []
-    for factor in _SCALES:
-        scaled = {n: _scaled(t, factor) for n, t in examination.material.inputs.items()}
-        materials.append((replace(examination.material, inputs=scaled), f"inputs times {factor:g}", True))
+    for what, change in _FORMS.items():
+        inputs = examination.material.inputs
+        formed = {n: change(t) if t.is_floating_point() and t.numel() else t for n, t in inputs.items()}
+        changed = replace(examination.material, inputs=formed)
+        materials += [(changed, what, True)] if examination.admits(changed) else []
     for case, declared in _other_sizes(target.cases, examination.case):
         try:
             drawn = Examination(
@@ -141,12 +166,12 @@ def further_problems(examination: Examination) -> Iterator[Further]:
             yield Further(found, what, material.sizes, declared)
 
 
-def _scaled(tensor: Tensor, factor: float) -> Tensor:
-    return tensor * factor if tensor.is_floating_point() else tensor
-
-
 def _other_sizes(cases: tuple[Case, ...], failing: Case) -> Iterator[tuple[Case, bool]]:
-    """Cases whose sizes lie between declared ones (True), and with a size below them (False)."""
+    """Cases whose sizes lie between declared ones (True), and with a size below or above them (False).
+
+    A block that is made so large that it holds every declared row passes at all declared sizes; a multiple of the
+    largest one shows it, or shows that much more is computed.
+    """
     chosen = random.Random(_SALT)
     kin = [c for c in cases if c.draw is failing.draw and c.sizes] or [c for c in cases if c.sizes]
     if not kin:
@@ -163,8 +188,10 @@ def _other_sizes(cases: tuple[Case, ...], failing: Case) -> Iterator[tuple[Case,
         if sizes not in known:
             known.append(sizes)
             yield replace(first, sizes=sizes, name=f"{first.draw.__name__}{number}", salt=_SALT + number), True
+    base = dict(kin[-1].sizes)
+    for name, (_, high) in list(ranges.items())[:_LARGER]:
+        yield replace(first, sizes={**base, name: _TIMES * high + 3}, name=f"larger{name}", salt=_SALT), False
     for number, (name, (low, _)) in enumerate(ranges.items()):
-        base = dict(kin[-1].sizes)
         for smaller in dict.fromkeys((low - 1, (low + 1) // 2)):
             if smaller >= 1 and number < 4:
                 yield replace(first, sizes={**base, name: smaller}, name=f"smaller{name}{smaller}", salt=_SALT), False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ...declare.target import Target
 from ...golden.golden_error import GoldenError
@@ -15,8 +15,10 @@ from .edits.edit_queue import EditQueue, Line
 from .edits.edits import Edit
 from .edits.every_edit import all_edits
 from .edits.inverse_edits import inverse_kinds
+from .foreign_changes import foreign_change
 from .patch import Patch
 from .problems import Problem, of_examination, with_layouts
+from .proposals import proposals
 from .reading.candidate_source import CandidateSource, NoSource, candidate_source
 from .survivors import Survivors
 
@@ -25,18 +27,29 @@ _BATCH = 40
 _PAIRING = 0.25  # share of the time for pairs of edits, if single ones mend a part
 _PAIRS, _BEAM = 150, 12
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
+_PROPOSING = 0.5  # share of the time for the program that proposes patches
 _LAYOUTS = 0.3  # share of the time for a second edit, if the first leaves other layouts wrong
+_OUTCOMES = {
+    "wrong": "the failing case is wrong with it", "raised": "it raises", "slow": "it is too slow",
+    "crashed": "it ends its process",
+}  # fmt: skip
 Progress = Callable[[str], None]
 
 
 @dataclass
 class PatchSearch:
-    """How a search ended. reason: one sentence if there is no patch."""
+    """How a search ended.
+
+    reason: one sentence if there is no patch; interrupted: by Ctrl-C, before its time; refused:
+    one sentence for each proposal that was not taken.
+    """
 
     patch: Patch | None = None
     reason: str = ""
     tried: int = 0
     rejected: list[Edit] = field(default_factory=list)
+    interrupted: bool = False
+    refused: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,12 +83,15 @@ def find_patch(
     first_lines: Sequence[object] = (),
     causes: Sequence[str] = (),
     progress: Progress = lambda text: None,
+    propose: str | None = None,
+    evidence: Mapping[str, object] | None = None,
 ) -> PatchSearch:
     """The smallest edit of the candidate's source that passes everything.
 
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
     first_lines: lines to try before all others, each with `file`, `line` and `function`
     causes: ids of causes, whose inverse edits are tried earlier
+    propose: a command that gets the evidence and returns patches, which are tried before all edits
     """
     clock = _Deadline(time.monotonic() + seconds, seconds)
     search = PatchSearch()
@@ -92,13 +108,20 @@ def find_patch(
             acceptance = Acceptance(target, source, examinations[0], mutants.original.wrong)
             survivors = Survivors(acceptance, source, mutants, examinations[0], progress)
             hunt = _Hunt(search, mutants, survivors, clock, Hints(lines, inverse_kinds(causes)), progress)
-            hunt.run(all_edits(source.parts, mutants.original.wrong, mutants.kinds))
-            if survivors.best is None and survivors.with_layouts:
-                _mend_layouts(hunt, source, problems, on_cuda)
-            if survivors.best is None:
-                survivors.take_what_remains()
+            try:
+                if propose is not None:
+                    offered = proposals(propose, source, evidence or {}, _PROPOSING * seconds)
+                    search.refused += offered.refused
+                    survivors.adopt(_judged(offered.edits, target, source, problems, survivors, hunt, on_cuda))
+                hunt.run(all_edits(source.parts, mutants.original.wrong, mutants.kinds))
+                if survivors.best is None and survivors.with_layouts:
+                    _mend_layouts(hunt, source, problems, on_cuda)
+                if survivors.best is None:
+                    survivors.take_what_remains()
+            except KeyboardInterrupt:
+                search.interrupted = True
             search.patch, search.rejected = survivors.patch(search.tried), survivors.rejected
-            if search.patch is None:
+            if search.patch is None and not search.interrupted:
                 count = search.tried
                 search.reason = (
                     f"No patch: {count} edits of the candidate's source were tried, and none of them passes."
@@ -106,6 +129,33 @@ def find_patch(
     except NoSource as error:
         search.reason = f"No patch was looked for: {error}."
     return search
+
+
+def _judged(
+    edits: Sequence[Edit], target: Target, source: CandidateSource, problems: Sequence[Problem], others: Survivors,
+    hunt: _Hunt, on_cuda: bool,
+) -> Survivors:  # fmt: skip
+    """The proposals that pass what every edit passes, run in a sandbox."""
+    search, acceptance = hunt.search, replace(others.acceptance, boxed=True)
+    with Mutants(source, problems, on_cuda=on_cuda, boxed=True) as mutants:
+        survivors = Survivors(acceptance, source, mutants, others.examination, hunt.progress)
+        for edit in edits:
+            text = mutants.texts(edit)[edit.path]
+            why = foreign_change(target, source, edit.path, text)
+            outcome = None if why else next(iter(mutants.tried([edit])))[1]
+            search.tried += 1
+            before = len(survivors.accepted)
+            if outcome is not None and outcome.state == "right":
+                survivors.judge(edit, hunt.clock.left)
+                why = (
+                    "" if len(survivors.accepted) > before else "it is right on the failing case, and not on all others"
+                )
+            elif outcome is not None:
+                why = _OUTCOMES[outcome.state]
+            search.refused += [f"the proposal for line {edit.line}: {why}"] if why else []
+            if survivors.full or hunt.clock.left <= 0:
+                break
+    return survivors
 
 
 @dataclass

@@ -16,23 +16,33 @@ from .reading.candidate_source import CandidateSource
 from .refusals import refusal
 
 _LEAST = 8.0  # seconds for all cases and probes, at least
+_MORE_WORK = 1.5  # times the work of the kernel as it is: a block may compute the whole row
 _MOST = 3  # survivors to report
 _LAYOUTS = frozenset(("layouts",))
 
 
 @dataclass(frozen=True)
 class Survivor:
-    """An edit with the texts that it makes. narrow: it is wrong at sizes below the declared ones."""
+    """An edit with the texts that it makes. narrow: it is wrong at sizes below or above the declared ones.
+
+    work: how many times the kernel's work it does at one of the other sizes, at most
+    """
 
     edit: Edit
     texts: Mapping[str, str]
     cases: int
     remaining: tuple[str, ...] = ()
     narrow: bool = False
+    work: float = 1.0
 
     @property
-    def rank(self) -> tuple[bool, bool, int, float]:
-        return self.narrow, bool(self.remaining), self.edit.size, self.edit.cost
+    def doubtful(self) -> bool:
+        """Whether it may stand for another edit: then the search goes on."""
+        return self.narrow or self.work > _MORE_WORK
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, int, float]:
+        return self.narrow, self.doubtful, bool(self.remaining), self.edit.size, self.edit.cost
 
 
 @dataclass
@@ -53,12 +63,12 @@ class Survivors:
 
     @property
     def best(self) -> Survivor | None:
-        whole = [s for s in self.accepted if not s.narrow]
+        whole = [s for s in self.accepted if not s.doubtful]
         return min(whole, key=lambda s: s.rank, default=None)
 
     @property
     def full(self) -> bool:
-        return len(self.accepted) - sum(s.narrow for s in self.accepted) >= _MOST
+        return len(self.accepted) - sum(s.doubtful for s in self.accepted) >= _MOST
 
     def judge(self, edit: Edit, left: float) -> None:
         """Take the edit if it passes everything, or remember it if only other layouts are wrong with it."""
@@ -67,24 +77,26 @@ class Survivors:
             self.rejected.append(edit)
             return
         narrow = self._is_narrow(texts)
-        if narrow is None or narrow and any(s.narrow for s in self.accepted):
+        work = 1.0 if narrow is None else self.mutants.more_work(texts)
+        doubtful = bool(narrow) or work > _MORE_WORK
+        if narrow is None or doubtful and any(s.doubtful for s in self.accepted):
             self.rejected.append(edit)
             return
         self.progress("patch: all cases with an edit that mends this one")
         answer = self.acceptance.of(texts, max(_LEAST, left))
         if isinstance(answer, Accepted):
-            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow))
-            if not narrow and self.found_at is None:
+            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow, work))
+            if not doubtful and self.found_at is None:
                 self.found_at = time.monotonic()
             return
-        if isinstance(answer, NotAccepted) and answer.probes and answer.probes <= _LAYOUTS and not narrow:
+        if isinstance(answer, NotAccepted) and answer.probes and answer.probes <= _LAYOUTS and not doubtful:
             self.with_layouts.append(Survivor(edit, texts, answer.cases, answer.remaining))
             self.with_layouts.sort(key=lambda s: s.rank)
             self.found_at = self.found_at or time.monotonic()
         self.rejected.append(edit)
 
     def _is_narrow(self, texts: Mapping[str, str]) -> bool | None:
-        """Whether the edit is wrong below the declared sizes; None if it is wrong within them."""
+        """Whether the edit is wrong beyond the declared sizes; None if it is wrong within them."""
         known = self._problems()
         outcomes = self.mutants.confirmed(texts) if known else []
         if outcomes is None:  # the process ended, perhaps through an edit before
@@ -110,10 +122,14 @@ class Survivors:
             self.accepted.append(self.with_layouts[0])
 
     def adopt(self, inner: Survivors) -> None:
-        """The survivors of a search for a second edit."""
+        """The survivors of a search for a second edit, or those of a stranger."""
         before = inner.before
-        for survivor in inner.accepted if before is not None else ():
-            kind = f"{before.kind}, {survivor.edit.kind}"  # type: ignore[union-attr]
+        if before is None:
+            self.accepted += inner.accepted
+            self.found_at = self.found_at or inner.found_at
+            return
+        for survivor in inner.accepted:
+            kind = f"{before.kind}, {survivor.edit.kind}"
             self.accepted.append(replace(survivor, edit=replace(survivor.edit, kind=kind)))
 
     def patch(self, tried: int) -> Patch | None:
@@ -124,11 +140,11 @@ class Survivors:
         best = ordered[0]
         ((path, text),) = best.texts.items()
         before = self.source.files[path].data.decode(errors="replace")
-        equals = [self._equal(s) for s in ordered[1:] if s.narrow == best.narrow]
+        equals = [self._equal(s) for s in ordered[1:] if s.doubtful == best.doubtful]
         return Patch(
             path, changed_line(before, text), best.edit.kind, unified_diff(path, before, text), best.cases,
             best.remaining, tried, tuple(equals), self._tried_sizes() if equals or best.narrow else "", best.narrow,
-            text,
+            text, round(best.work, 1) if best.work > _MORE_WORK else 1.0,
         )  # fmt: skip
 
     def _equal(self, survivor: Survivor) -> Equal:

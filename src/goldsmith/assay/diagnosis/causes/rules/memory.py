@@ -19,7 +19,10 @@ def overrun(r: Reading) -> Match | None:
     text = fact.text if fact is not None else finding.text if finding is not None else ""
     if not text:
         return None
-    return Match(EXACT + 0.02, (text,), {"tensor": fact.tensor if fact is not None else r.e.tensor})
+    # above an edit of the golden with the same numbers (0.97): what was written past the end may be what is missing
+    plain_run = fact is not None and plain(fact.run) == "values"
+    params = {"tensor": fact.tensor if fact is not None else r.e.tensor, "observed": plain_run}
+    return Match(EXACT + (0.025 if plain_run else 0.02), (text,), params)
 
 
 def stray_read(r: Reading) -> Match | None:

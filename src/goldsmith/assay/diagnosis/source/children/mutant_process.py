@@ -9,6 +9,8 @@
     {"do": "further", "problem", "known"}                   a further problem; answered with the outcome of the files;
                                                             known: another process has taken it before
     {"do": "confirm", "edited": {path: text}, "seconds"}    answered with the outcomes of all further problems
+    {"do": "work", "edited", "seconds"}                     answered with [work of the files, work with the edit]
+                                                            of each further problem; [] if one cannot be run
     {"do": "layouts"}                                       whether the files as they are depend on layouts
 
 An outcome has "state": "right", "wrong", "raised" or "slow"; "wrong": names of results; "share" of wrong elements;
@@ -40,6 +42,7 @@ from ....gate.isolation.protocol import Closed, Connection
 from ....gate.isolation.wire import run_of
 from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
+from .counted_work import CountedWork
 from .edited_modules import EditedModules, install
 
 RIGHT, WRONG, RAISED, SLOW, CRASHED = "right", "wrong", "raised", "slow", "crashed"
@@ -118,7 +121,27 @@ class _Mutant:
         if message["do"] == "confirm":
             edited, seconds = message["edited"], message["seconds"]
             return [self._confirmed(edited, problem, before, seconds) for problem, before in self.further]
+        if message["do"] == "work":
+            return self._work(message["edited"], message["seconds"])
         return self._depends_on_layouts()
+
+    def _work(self, edited: Mapping[str, str], seconds: float) -> list[list[int]]:
+        """The work of the files as they are and with the edit, for every further problem."""
+        counts: list[list[int]] = [[] for _ in self.further]
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            for texts in (self.base, edited):
+                parts = self.modules.load(texts, self.origin, self.own)
+                for (problem, _), row in zip(self.further, counts, strict=True):
+                    material, _ = run_of(problem["run"], parts)
+                    with neutral_state(), CountedWork() as work:
+                        execute(material, _PLAIN)
+                    row.append(work.elements)
+        except BaseException:  # noqa: BLE001 - an edited copy may raise anything
+            return []
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return counts
 
     def _confirmed(
         self, edited: Mapping[str, str], problem: Mapping[str, Any], before: Mapping[str, Tensor | None], seconds: float

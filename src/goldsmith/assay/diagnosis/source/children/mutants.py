@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ....gate.isolation.candidate_process import PASSED_ON
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.limits import Limits
 from ....gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
@@ -50,8 +51,12 @@ class EditOutcome:
 class Mutants:
     """The child process, started anew whenever an edit ended it."""
 
-    def __init__(self, source: CandidateSource, problems: Sequence[Mapping[str, object]], *, on_cuda: bool = False):
-        self.source, self.problems, self.on_cuda = source, problems, on_cuda
+    def __init__(
+        self, source: CandidateSource, problems: Sequence[Mapping[str, object]], *, on_cuda: bool = False,
+        boxed: bool = False,
+    ):  # fmt: skip
+        """boxed: in a sandbox, for edits of a stranger."""
+        self.source, self.problems, self.on_cuda, self.boxed = source, problems, on_cuda, boxed
         self.pid = 0
         self.number = 0
         self.restarts = 0
@@ -105,6 +110,13 @@ class Mutants:
         seconds = _LATE + self.seconds * max(1, len(self.extra))
         return self._asked(message, seconds, lambda reply: [_outcome(r) for r in reply])
 
+    def more_work(self, texts: Mapping[str, str]) -> float:
+        """The largest ratio of the work with the edit to that without, among the further problems; 1 if unknown."""
+        seconds = self.seconds * max(1, len(self.extra))
+        message = {"do": "work", "edited": dict(texts), "seconds": seconds}
+        counts = self._asked(message, seconds + _LATE, _counts)
+        return max((edited / own for own, edited in counts or () if own > 0), default=1.0)
+
     def depends_on_layouts(self) -> bool:
         """Whether the files as they are give other results for equal values in another layout."""
         return bool(self._asked({"do": "layouts"}, 10 * self.seconds + _LATE, bool))
@@ -147,9 +159,11 @@ class Mutants:
         nonce = secrets.token_bytes(NONCE_BYTES)
         ours, its = socket.socketpair()
         nothing = os.open(os.devnull, os.O_WRONLY)
+        box = {"hidden": [], "full": not self.on_cuda, "environment": list(PASSED_ON)}
         request = {
             "do": "fork", "main": f"{__package__}.mutant_process:serve", "nonce": nonce.hex(),
-            "limits": Limits(memory_bytes=_MEMORY, files=4096, processes=4096).to_json(), "sandbox": None,
+            "limits": Limits(memory_bytes=_MEMORY, files=4096, processes=4096).to_json(),
+            "sandbox": box if self.boxed else None,
             "address_space": not self.on_cuda, "folder": os.getcwd(), "paths": list(self.source.paths),
         }  # fmt: skip
         try:
@@ -197,6 +211,13 @@ class Mutants:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _counts(reply: Any) -> list[tuple[int, int]]:
+    try:
+        return [(int(own), int(edited)) for own, edited in reply]
+    except (TypeError, ValueError) as error:
+        raise Malformed("counts that are none") from error
 
 
 def _outcome(reply: Any) -> EditOutcome:
