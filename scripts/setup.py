@@ -84,7 +84,9 @@ def main() -> int:
             print("goldsmith: building the native library (a minute; later runs build what has changed)", flush=True)
             library = beside.submit(native.build)  # pip uses one processor and the network
         if missing:
-            pip("--no-build-isolation", "--editable", ".[dev,hf,train,serve,docs,cluster]")
+            # Python writes the byte code of what it imports; pip would write that of 20,000 files, most never imported
+            late = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
+            pip(*late, "--no-build-isolation", "--editable", ".[dev,hf,train,serve,docs,cluster]")
             silence_finder(Path(".venv"))
             STAMP.write_text(print_)
         if library is not None:

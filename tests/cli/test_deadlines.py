@@ -13,7 +13,7 @@ from goldsmith.cli.diagnose import deadlines
 from goldsmith.cli.diagnose.deadlines import RunDeadline
 from goldsmith.cli.workers import pool
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 HERE = Path(__file__).resolve().parent
 

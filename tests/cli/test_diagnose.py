@@ -21,7 +21,7 @@ from goldsmith.cli.diagnose import command, worker_tasks
 from goldsmith.cli.user_targets import one_target
 from goldsmith.cli.workers.pool import Pool
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]

@@ -25,7 +25,7 @@ from goldsmith.hf.training.run.memory_errors import paragraph
 from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, RunCallbacks, again
 from goldsmith.hf.training.run.trainer import Trainer
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_model, tiny_tokenizer
 from goldsmith.cli import app
-from goldsmith.cli.generate.arguments import stretched
+from goldsmith.cli.generate.checks import stretched
 from goldsmith.cli.generate.command import GenerateRun
 from goldsmith.hf.offload import generation
 from goldsmith.offload import ExpertStore

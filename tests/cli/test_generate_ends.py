@@ -20,7 +20,7 @@ from goldsmith.cli.generate import options
 from offload.test_device import Simulation
 from repo.tree import ROOT
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 @pytest.mark.parametrize("words", [["--stats"], ["--json", "--budget", "0"]], ids=" ".join)

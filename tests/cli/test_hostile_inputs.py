@@ -23,7 +23,7 @@ from goldsmith.hf.training.options import Options
 from goldsmith.offload import attach
 from offload.whole_models import check_alike
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 def options(folder, **changes):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.cli import app
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 SOURCE = str(Path(goldsmith.__file__).resolve().parents[1])
 

@@ -15,7 +15,7 @@ from goldsmith import assay
 from goldsmith.assay.execute import hooks
 from goldsmith.pytest_plugin import BUNDLES, _seed_of
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 pytest_plugins = "pytester"
 

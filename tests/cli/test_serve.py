@@ -348,5 +348,5 @@ def test_a_server_that_cannot_start_says_why_in_a_paragraph(model, adapter, monk
     assert "there is no folder" in fails("/nowhere/at/all")
     enormous = "--total-tokens 1,000,000,000,000 does not fit: there is memory for keys and values of"
     assert enormous in fails(model, "--total-tokens", 10**12)
-    monkeypatch.setattr("goldsmith.cli.serve.arguments.find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr("goldsmith.cli.serve.checks.find_spec", lambda name: None if name == "uvicorn" else name)
     assert "needs the package uvicorn, which is not installed here: pip install" in fails(model)

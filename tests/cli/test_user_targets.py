@@ -11,7 +11,7 @@ from goldsmith.cli import app
 from goldsmith.cli.targets import find
 from goldsmith.cli.user_targets import UnknownName, load_targets, one_target
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 TEXT = """
 import torch

@@ -22,7 +22,7 @@ from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.verify.worker_tasks import VerifyTasks
 from goldsmith.core.device import interpreter_unavailable
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]

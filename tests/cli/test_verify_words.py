@@ -26,7 +26,7 @@ from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.workers import pool
 from goldsmith.core.device import triton_interpreted, triton_version
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]

@@ -166,7 +166,7 @@ def test_an_adapter_without_an_effect_is_refused(folders, tmp_path):
         checking.check(folders[0], tmp_path, text=TEXT, which=("ours",))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", ["gptq", "fp8", "gguf"])
 def test_an_adapter_on_a_base_whose_codes_are_kept_is_checked(kind, tmp_path):
     """Without the libraries of these formats: stock peft runs over the numbers that the codes stand for."""

@@ -13,10 +13,11 @@ import torch
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.offload import attach
+from goldsmith.offload.memory.budget import SPARE
 from hf import goldens, models
 from offload.test_graph_step import ALL, SOME, recorded
 from offload.test_step import EMBEDDING, FAMILIES, continued, plain_model
-from offload.whole_models import CALIBRATION, assert_same_ids, greedy, slots
+from offload.whole_models import CALIBRATION, assert_same_ids, greedy
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +30,12 @@ def _cache(tmp_path_factory, monkeypatch):
 
 
 def budget(plain, count):
-    return ((4 << 20) + slots(plain, count)) * 4 // 3 if count else 0
+    """Bytes for `count` slots of this model's store, beside which a quarter is workspace."""
+    if not count:
+        return 0
+    with offload(copy.deepcopy(plain), gpu_budget=0) as offloaded:
+        slot = offloaded.engine.spending.slot_bytes
+    return -(-(SPARE + count * slot) * 4 // 3)
 
 
 def target(offloaded, plain, ids):

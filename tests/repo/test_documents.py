@@ -18,7 +18,7 @@ DOCUMENTS = files(".md")
 HAS_GPU = torch.cuda.is_available()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
 def test_every_block_of_a_document_runs_and_prints_what_it_shows(document, tmp_path):
     # a process of its own: documents register operators and set what is read at import

@@ -178,7 +178,8 @@ def test_setting_up_installs_once_and_again_only_when_something_changed(checkout
     first = installations(checkout)
     assert len(first) == 2
     extras = "dev,hf,train,serve,docs,cluster"
-    assert first[1] == f"-m pip install --no-build-isolation --editable .[{extras}] constraint=constraints.txt"
+    options = "--no-compile --no-build-isolation --editable"
+    assert first[1] == f"-m pip install {options} .[{extras}] constraint=constraints.txt"
     done = set_up(checkout)
     assert (done.stdout, installations(checkout)) == ("", first)
     os.utime(checkout / "pyproject.toml")  # a fresh date alone is no change

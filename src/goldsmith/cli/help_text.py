@@ -80,6 +80,11 @@ def program_help(group: Any, ctx: Any) -> str:
     return "\n\n".join(part for part in [*parts, _section("Options", options), closing] if part) + "\n"
 
 
+def joined(text: str) -> str:
+    """Each paragraph in one line, because rich keeps line ends and also breaks lines at the terminal's width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
+
+
 def _width() -> int:
     return max(40, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 

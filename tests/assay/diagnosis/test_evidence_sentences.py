@@ -19,7 +19,7 @@ from goldsmith.assay.diagnosis.report.open_questions import open_questions
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 def target(candidate, golden, inputs, **more):

@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.isolate import isolate, named
 from goldsmith.assay.diagnosis.fitting.fits import aligned, fit
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 def first_fit(target):

@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, OBSERVED, Evidence
 from goldsmith.assay.diagnosis.fitting.fits import fit, wrong_block
 from goldsmith.assay.diagnosis.report.open_questions import open_questions
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 def evidence(state=CULPRIT, **more):

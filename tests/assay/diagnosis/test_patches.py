@@ -11,6 +11,7 @@ from assay.diagnosis.written_modules import forget, load
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
+from goldsmith.assay.diagnosis.source import search as searching
 from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome, Mutants
 from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
@@ -19,6 +20,7 @@ from goldsmith.assay.diagnosis.source.reading.candidate_source import NoSource, 
 from goldsmith.assay.diagnosis.source.search import find_patch
 
 SECONDS = 60.0
+EQUALS = 0.01  # share of it in which equals of a patch are looked for, nine seconds otherwise
 
 TORCH = """
 import torch
@@ -118,7 +120,8 @@ FAULTS = {
 
 
 @pytest.fixture(autouse=True)
-def _modules():
+def _modules(monkeypatch):
+    monkeypatch.setattr(searching, "_EQUALS", EQUALS)
     yield
     forget()
 
@@ -240,9 +243,12 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
 def test_the_running_program_is_not_run_again(tmp_path):
     """It prints once, although every edited copy is loaded anew: its kernel is taken from the module by its name."""
     (tmp_path / "kernels.py").write_text(TORCH.replace("dw += grad[t]", "dw = grad[t]").partition("target =")[0])
-    program = """
+    program = f"""
 from goldsmith import assay
+from goldsmith.assay.diagnosis.source import search
 import kernels
+
+search._EQUALS = {EQUALS}
 
 print("begun", flush=True)
 target = assay.Target(kernels.Scan.apply, kernels.golden, cases=kernels.tokens)

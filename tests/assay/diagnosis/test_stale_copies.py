@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.runs import OTHERS, facts
 from goldsmith.assay.diagnosis.facts.evidence import RunFact
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 @assay.case(B=[4], L=[9])

@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.diagnosis.whatif.judge import Judge
 from goldsmith.assay.diagnosis.whatif.sums import rank_addends
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 @assay.case(T=[13], V=[40])

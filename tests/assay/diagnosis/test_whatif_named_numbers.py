@@ -10,7 +10,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.facts import numbers
 from goldsmith.assay.diagnosis.fitting.patterns import factors, patterns
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 
 def diagnosed(kernel, golden, cases, **more):

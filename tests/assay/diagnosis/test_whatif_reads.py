@@ -16,7 +16,7 @@ from goldsmith.assay.diagnosis.fitting.fits import fit
 from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import QUICK as PROBES
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(5)
 
 QUICK = frozenset(PROBES)
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..generate.options import joined
-from ..help_text import CommandGroup, grouped
+from ..help_text import CommandGroup, grouped, joined
 from ..terminal import in_a_paragraph
 
 Model = Annotated[

@@ -1,164 +1,173 @@
-"""The arguments of `goldsmith generate`, checked before anything is loaded."""
+"""The options of `goldsmith generate`, each a field; imports nothing heavy, so that --help answers at once."""
 
 from __future__ import annotations
 
-import math
-import os
-import sys
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from ...core.json_values import parse_json
-from ..terminal import Failure
+import typer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from ..finetune.options import FormatOption
+
+
+class CacheOption(StrEnum):
+    lru = "lru"
+    lfu = "lfu"
+    static = "static"
+    none = "none"
+
+
+class ComputeOption(StrEnum):
+    auto = "auto"
+    exact = "exact"
+    int8 = "int8"
+
+
+class DenseFormatOption(StrEnum):
+    exact = "exact"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    int8 = "int8"
+    int4 = "int4"
+    int4_asym = "int4_asym"
+    mxfp4 = "mxfp4"
+    fp8_block = "fp8_block"
+
+
+class GuardOption(StrEnum):
+    throw = "raise"
+    warn = "warn"
+    off = "off"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
-    """The options of a model, of its store and its engine, in every command that computes with them."""
+    """The options of a model, of its store and its engine, in every command that generates text; each command explains
+    `adapter` and `profile` itself."""
 
-    model: str
-    adapter: list[str] | None
-    budget: str
-    format: str
-    dense_format: str
-    compute: str
-    cache: str
-    prefill: str
-    device: str
-    threads: int | None
-    store: Path | None
-    verify_store: bool
-    profile: Path | None
-    guard: str
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model folder in the transformers layout, a GGUF file, or a hub name that this machine has a copy "
+            "of.",
+        ),
+    ]
+    adapter: list[str] | None = None
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.",
+            metavar="SIZE",
+        ),
+    ] = "auto"
+    format: Annotated[
+        FormatOption,
+        typer.Option(help="Format of the stored experts; auto keeps the exact weights, int8 and narrower save memory."),
+    ] = FormatOption.auto
+    dense_format: Annotated[
+        DenseFormatOption,
+        typer.Option(
+            help="Format of all other linear layers, routers excepted; exact: the model's own weights. Only on the CPU."
+        ),
+    ] = DenseFormatOption.exact
+    compute: Annotated[
+        ComputeOption,
+        typer.Option(
+            help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
+            "int4 or int4_asym, so that a layer's result is 1 to 2 % off (docs/offload.md, A step on the CPU); auto: "
+            "as exact."
+        ),
+    ] = ComputeOption.exact
+    cache: Annotated[
+        CacheOption,
+        typer.Option(help="Experts kept on the GPU: lru: last used; lfu: most used; static: those of --profile; none."),
+    ] = CacheOption.lru
+    prefill: Annotated[
+        str,
+        typer.Option(
+            help="Where prompts of more than 16 tokens are computed: auto, cpu, split (CPU and GPU) or stream (whole "
+            "layers are copied to the GPU); or a number: stream from this many tokens on.",
+            metavar="HOW",
+        ),
+    ] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads for experts on the CPU. Default: all; with a GPU, all but one.", min=1),
+    ] = None
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="The store (file of experts), built if it is missing. Default: in the cache folder.", metavar="PATH"
+        ),
+    ] = None
+    verify_store: Annotated[
+        bool, typer.Option("--verify-store", help="First read the whole store and check its checksums.")
+    ] = False
+    profile: Path | None = None
+    guard: Annotated[GuardOption, typer.Option(help="What to do when a NaN or Inf appears.")] = GuardOption.throw
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateArguments(ModelArguments):
-    """One field for each option of `goldsmith generate`, with its meaning there."""
+    """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
 
-    prompt: list[str] | None
-    prompt_file: str | None
-    chat: bool
-    max_new_tokens: int
-    temperature: float
-    top_p: float | None
-    top_k: int | None
-    seed: int
-    stream: bool | None
-    stats: bool
-    trace: Path | None
-    json: bool
+    An adapter's LoRA is computed beside the experts, whose weights do not change: the text equals peft's.
 
+    The first run writes the experts to a file, the store. Some experts are computed on the CPU, the others on the GPU.
+    The text equals the plain model's, except where two logits or router scores tie in 16 bits. Ctrl-C keeps the text so
+    far.
 
-def adapters(arguments: ModelArguments) -> dict[str, str]:
-    """{name: folder} of each --adapter, which is FOLDER or NAME=FOLDER. Raise Failure for a name given twice."""
-    folders: dict[str, str] = {}
-    for text in arguments.adapter or []:
-        name, equals, folder = text.partition("=")
-        if not equals or Path(text).exists():
-            name, folder = Path(text).resolve().name, text
-        if not name or not folder:
-            raise Failure(f"--adapter {text!r} is not an adapter: give FOLDER or NAME=FOLDER.")
-        if name in folders:
-            raise Failure(f"Two adapters are called {name}: give one of them as --adapter OTHER={folder}.")
-        folders[name] = folder
-    return folders
+    Exit status: 0 success, 1 a NaN or Inf appeared (the output names its origin), 2 the command could not run, 130
+    interrupted.
+    """
 
-
-def prompts(arguments: GenerateArguments) -> list[str]:
-    """All prompts, from the command line and the file."""
-    texts = list(arguments.prompt or [])
-    name = arguments.prompt_file
-    if name is not None:
-        try:
-            texts.append(_stdin() if name == "-" else Path(name).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise Failure(f"--prompt-file {name} cannot be read: {reason}.") from error
-    for text in arguments.prompt or []:
-        if any(
-            "\ud800" <= letter <= "\udfff" for letter in text
-        ):  # surrogates stand for bytes that Python could not decode
-            raise Failure(f"--prompt {text!r} cannot be read: it is not UTF-8 text.")
-    if not texts:
-        raise Failure("There is no prompt: give --prompt TEXT, or --prompt-file FILE (- means stdin).")
-    return texts
-
-
-def _stdin() -> str:
-    """stdin as UTF-8, whatever the locale; a replaced stdin may have no byte buffer."""
-    raw = getattr(sys.stdin, "buffer", None)
-    return sys.stdin.read() if raw is None else str(raw.read(), "utf-8")
-
-
-def check(arguments: GenerateArguments) -> None:
-    """Raise Failure for arguments that contradict each other or are out of range."""
-    for option, value in (("--top-p", arguments.top_p), ("--top-k", arguments.top_k)):
-        if value is not None and arguments.temperature == 0:
-            raise Failure(
-                f"{option} needs a temperature above 0, such as --temperature 0.8: at 0 no token is drawn at random."
-            )
-    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
-        raise Failure(f"--top-p is {arguments.top_p}; expected a share above 0 and at most 1.")
-    if not math.isfinite(arguments.temperature):
-        raise Failure(f"--temperature is {arguments.temperature}; expected a finite number of at least 0.")
-    if not -(2**63) <= arguments.seed < 2**64:
-        raise Failure(f"--seed is {arguments.seed}; expected a whole number from -2^63 to 2^64 - 1.")
-    if arguments.trace is not None:
-        _check_writable("trace", arguments.trace)
-    if arguments.profile is not None and arguments.cache != "static":
-        _check_writable("profile", arguments.profile)
-    check_model(arguments)
-    if arguments.json and arguments.stream:
-        raise Failure("--json prints one object and nothing else: leave out --stream.")
-
-
-def check_model(arguments: ModelArguments) -> None:
-    """Raise Failure for options of a model that contradict each other or are out of range."""
-    if arguments.prefill.isdecimal() and int(arguments.prefill) < 1:
-        raise Failure(f"--prefill is {arguments.prefill}; expected at least 1 token, or auto.")
-    if arguments.prefill not in ("auto", "cpu", "stream", "split") and not arguments.prefill.isdecimal():
-        raise Failure(f"--prefill is {arguments.prefill}; expected auto, cpu, stream, split or a number of tokens.")
-    if arguments.cache == "static":
-        if arguments.profile is None:
-            raise Failure(
-                "--cache static keeps the experts that a profile lists: give --profile FILE, written by an earlier run."
-            )
-        _check_profile(arguments.profile)
-
-
-def _check_writable(option: str, path: Path) -> None:
-    """Raise Failure before the run if a file that is written at its end cannot be written."""
-    why = None
-    if path.is_dir():
-        why = "it is a folder"
-    elif not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = f"{'it' if path.exists() else path.parent} is not writable"
-    if why:
-        raise Failure(f"--{option} {path} cannot be written: {why}.")
-
-
-def _check_profile(path: Path) -> None:
-    try:
-        profile = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Failure(f"--profile {path} cannot be read: {error.strerror or error}.") from error
-    except ValueError:
-        profile = None
-    if not isinstance(profile, dict) or not isinstance(profile.get("counts"), dict):
-        raise Failure(
-            f"--profile {path} is not a profile: give a file that --profile wrote in a run without --cache static."
-        )
-
-
-def stretched(config: PreTrainedConfig) -> bool:
-    """Whether positions are scaled (YaRN and others), so that prompts may exceed max_position_embeddings."""
-    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    ways = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
-    return any(way.get("rope_type", way.get("type", "default")) != "default" for way in ways)
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A peft adapter, as FOLDER or NAME=FOLDER. Several: each prompt is answered with each of them.",
+            metavar="[NAME=]DIR",
+        ),
+    ] = None
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Beginning of the text; several prompts make a batch.", metavar="TEXT")
+    ] = None
+    prompt_file: Annotated[
+        str | None, typer.Option(help="A file whose whole text is one more prompt; - means stdin.", metavar="FILE")
+    ] = None
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap each prompt as a user message in the tokenizer's chat template.")
+    ] = False
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens per prompt.", min=1)] = 128
+    temperature: Annotated[float, typer.Option(help="0: always the most likely token.", min=0.0)] = 0.0
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the most likely tokens that add up to this probability. Default: all."),
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from this many most likely tokens. Default: all.", min=1)
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Profile of the experts in use: read with --cache static, otherwise written at the end.",
+            metavar="FILE",
+        ),
+    ] = None
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream", help="Print text as it is generated. Default: yes, unless --json is given."
+        ),
+    ] = None
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print speed, use of the lanes and the bottleneck to stderr.")
+    ] = False
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a timeline of the lanes, for chrome://tracing.", metavar="FILE")
+    ] = None
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: outputs, stats, explain.")] = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..output_files import write_json_file
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, announce, console, write_json
-from .arguments import GenerateArguments, adapters, check, prompts, stretched
+from .checks import adapters, check, prompts, stretched
 from .display import GenerateDisplay
 from .loading import (
     check_budget,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...hf.offload.memory_needs import MemoryNeeds
     from ...offload.attach import Offloaded
     from ..json_types import JsonObject
+    from .arguments import GenerateArguments
 
 WRONG, INTERRUPTED = 1, 130
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...core.messages import about, in_options, sentence
 from ..notes import warnings_as_notes
 from ..terminal import Failure
-from .arguments import ModelArguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from ...offload.attach import Offloaded
+    from .arguments import ModelArguments
 
 OPTIONS = ("adapter", "cache", "compute", "dense_format", "device", "format", "guard", "prefill", "profile", "threads")
 Progress = Callable[[int, int | None, str], None]
@@ -58,16 +58,16 @@ def load_model(
         on_memory=on_memory,
         batch=batch,
         max_length=max_length,
-        cpu_format=arguments.format,
-        dense_format=arguments.dense_format,
-        compute=arguments.compute,
+        cpu_format=arguments.format.value,
+        dense_format=arguments.dense_format.value,
+        compute=arguments.compute.value,
         exact=arguments.format == "auto",
         device=arguments.device,
         gpu_budget=arguments.budget,
-        cache=arguments.cache,
+        cache=arguments.cache.value,
         profile=arguments.profile if arguments.cache == "static" else None,
         prefill=int(arguments.prefill) if arguments.prefill.isdecimal() else arguments.prefill,
-        guard=arguments.guard,
+        guard=arguments.guard.value,
         threads=arguments.threads,
     )
 

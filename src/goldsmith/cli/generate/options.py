@@ -1,235 +1,30 @@
-"""The options of `goldsmith generate`; imports nothing heavy, so that --help answers at once."""
+"""The command `goldsmith generate` and the groups of its help."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from inspect import cleandoc
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from ..finetune.options import FormatOption
-from ..help_text import grouped
-from ..openmp import spin_briefly
-from ..terminal import in_a_paragraph
 from .arguments import GenerateArguments
+from .command_options import add_command
 
-
-class CacheOption(StrEnum):
-    lru = "lru"
-    lfu = "lfu"
-    static = "static"
-    none = "none"
-
-
-class ComputeOption(StrEnum):
-    auto = "auto"
-    exact = "exact"
-    int8 = "int8"
-
-
-class DenseFormatOption(StrEnum):
-    exact = "exact"
-    fp32 = "fp32"
-    bf16 = "bf16"
-    int8 = "int8"
-    int4 = "int4"
-    int4_asym = "int4_asym"
-    mxfp4 = "mxfp4"
-    fp8_block = "fp8_block"
-
-
-class GuardOption(StrEnum):
-    throw = "raise"
-    warn = "warn"
-    off = "off"
-
-
+WHERE = (
+    "budget", "format", "dense_format", "compute", "cache", "prefill", "device", "threads", "store", "verify_store",
+    "profile",
+)  # fmt: skip
 GROUPS = {
     "Model and prompts": ("model", "adapter", "prompt", "prompt_file", "chat"),
     "The text": ("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
-    "Where experts are and run": (
-        "budget", "format", "dense_format", "compute", "cache", "prefill", "device", "threads", "store", "verify_store",
-        "profile",
-    ),
+    "Where experts are and run": WHERE,
     "Output": ("stream", "stats", "trace", "guard", "json"),
-}  # fmt: skip
-
-
-# shared with `goldsmith serve`
-ModelOption = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model folder in the transformers layout, a GGUF file, or a hub name that this machine has a copy of.",
-    ),
-]
-BudgetOption = Annotated[
-    str,
-    typer.Option(
-        help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.",
-        metavar="SIZE",
-    ),
-]
-StoreFormatOption = Annotated[
-    FormatOption,
-    typer.Option(help="Format of the stored experts; auto keeps the exact weights, int8 and narrower save memory."),
-]
-DenseFormatChoiceOption = Annotated[
-    DenseFormatOption,
-    typer.Option(
-        help="Format of all other linear layers, routers excepted; exact: the model's own weights. Only on the CPU."
-    ),
-]
-ComputeChoiceOption = Annotated[
-    ComputeOption,
-    typer.Option(
-        help="Products of experts on the CPU. exact: float; int8: inputs are rounded to 8 bits, for --format int8, "
-        "int4 or int4_asym, so that a layer's result is 1 to 2 % off (docs/offload.md, A step on the CPU); auto: as "
-        "exact."
-    ),
-]
-CachePolicyOption = Annotated[
-    CacheOption,
-    typer.Option(help="Experts kept on the GPU: lru: last used; lfu: most used; static: those of --profile; none."),
-]
-PrefillOption = Annotated[
-    str,
-    typer.Option(
-        help="Where prompts of more than 16 tokens are computed: auto, cpu, split (CPU and GPU) or stream (whole "
-        "layers are copied to the GPU); or a number: stream from this many tokens on.",
-        metavar="HOW",
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option(help="Threads for experts on the CPU. Default: all; with a GPU, all but one.", min=1),
-]
-StoreOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="The store (file of experts), built if it is missing. Default: in the cache folder.", metavar="PATH"
-    ),
-]
-VerifyStoreOption = Annotated[
-    bool, typer.Option("--verify-store", help="First read the whole store and check its checksums.")
-]
-GuardChoiceOption = Annotated[GuardOption, typer.Option(help="What to do when a NaN or Inf appears.")]
+}
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
-    if not any(command.name == "generate" for command in app.registered_commands):
-        app.command("generate", cls=grouped(GROUPS), help=joined(generate.__doc__ or ""))(in_a_paragraph(generate))
+    add_command(app, "generate", GenerateArguments, GROUPS, _run)
 
 
-def joined(text: str) -> str:
-    """Each paragraph in one line, because rich keeps line ends and also breaks lines at the terminal's width."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
-
-
-def generate(
-    model: ModelOption,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A peft adapter, as FOLDER or NAME=FOLDER. Several: each prompt is answered with each of them.",
-            metavar="[NAME=]DIR",
-        ),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="Beginning of the text; several prompts make a batch.", metavar="TEXT")
-    ] = None,
-    prompt_file: Annotated[
-        str | None, typer.Option(help="A file whose whole text is one more prompt; - means stdin.", metavar="FILE")
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Wrap each prompt as a user message in the tokenizer's chat template.")
-    ] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens per prompt.", min=1)] = 128,
-    temperature: Annotated[float, typer.Option(help="0: always the most likely token.", min=0.0)] = 0.0,
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Sample from the most likely tokens that add up to this probability. Default: all."),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from this many most likely tokens. Default: all.", min=1)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    budget: BudgetOption = "auto",
-    format: StoreFormatOption = FormatOption.auto,
-    dense_format: DenseFormatChoiceOption = DenseFormatOption.exact,
-    compute: ComputeChoiceOption = ComputeOption.exact,
-    cache: CachePolicyOption = CacheOption.lru,
-    prefill: PrefillOption = "auto",
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    store: StoreOption = None,
-    verify_store: VerifyStoreOption = False,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            help="Profile of the experts in use: read with --cache static, otherwise written at the end.",
-            metavar="FILE",
-        ),
-    ] = None,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream", help="Print text as it is generated. Default: yes, unless --json is given."
-        ),
-    ] = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Print speed, use of the lanes and the bottleneck to stderr.")
-    ] = False,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a timeline of the lanes, for chrome://tracing.", metavar="FILE")
-    ] = None,
-    guard: GuardChoiceOption = GuardOption.throw,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object: outputs, stats, explain.")] = False,
-) -> None:
-    """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
-
-    An adapter's LoRA is computed beside the experts, whose weights do not change: the text equals peft's.
-
-    The first run writes the experts to a file, the store. Some experts are computed on the CPU, the others on the GPU.
-    The text equals the plain model's, except where two logits or router scores tie in 16 bits. Ctrl-C keeps the text so
-    far.
-
-    Exit status: 0 success, 1 a NaN or Inf appeared (the output names its origin), 2 the command could not run, 130
-    interrupted.
-    """
-    spin_briefly()
+def _run(arguments: GenerateArguments) -> int:
     from .command import run
 
-    arguments = GenerateArguments(
-        model=model,
-        adapter=adapter,
-        prompt=prompt,
-        prompt_file=prompt_file,
-        chat=chat,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        budget=budget,
-        format=format.value,
-        dense_format=dense_format.value,
-        compute=compute.value,
-        cache=cache.value,
-        prefill=prefill,
-        device=device,
-        threads=threads,
-        store=store,
-        verify_store=verify_store,
-        profile=profile,
-        stream=stream,
-        stats=stats,
-        trace=trace,
-        guard=guard.value,
-        json=json,
-    )
-    raise typer.Exit(run(arguments))
+    return run(arguments)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..generate.options import joined
-from ..help_text import grouped
+from ..help_text import grouped, joined
 from ..terminal import in_a_paragraph
 
 

@@ -1,59 +1,64 @@
-"""The arguments of `goldsmith serve`, checked before anything is loaded."""
+"""The options of `goldsmith serve`, each a field; imports nothing heavy, so that --help answers at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated
 
-from ..generate.arguments import ModelArguments, check_model
-from ..terminal import Failure
+import typer
 
-PACKAGES = ("fastapi", "uvicorn", "pydantic", "openai")  # what transformers' server code needs
-INSTALL = "pip install fastapi uvicorn openai"
+from ..generate.arguments import ModelArguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments(ModelArguments):
-    """One field for each option of `goldsmith serve`, with its meaning there."""
+    """Answer requests of OpenAI's API with a mixture-of-experts model whose experts need not fit on the GPU.
 
-    name: str | None
-    host: str
-    port: int
-    parallel: int
-    context: int | None
-    total_tokens: int | None
-    queue: int
-    json: bool
+    Chat completions, completions and models, whole or streamed, for any client of that API. Requests that run at the
+    same time share every step. A request's text is that of `goldsmith generate` with the same options.
 
+    The server listens on this machine only unless --host says otherwise. No request can read a file, open an address or
+    load a model.
 
-def check(arguments: ServeArguments) -> None:
-    """Raise Failure for a missing package, and for arguments that contradict each other."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise Failure(f"goldsmith serve needs the package {missing[0]}, which is not installed here: {INSTALL}")
-    check_model(arguments)
-    if arguments.profile is not None and arguments.cache != "static":
-        raise Failure("--profile is read with --cache static only: give both. `goldsmith generate` writes one.")
-    if arguments.context and arguments.total_tokens and arguments.total_tokens < arguments.context:
-        raise Failure(
-            f"--total-tokens {arguments.total_tokens} is less than --context {arguments.context}: a request of the "
-            "whole context could never run."
-        )
+    Ctrl-C ends it within seconds, and every open request gets an answer. Exit status: 0 after Ctrl-C, 2 the server
+    could not start.
+    """
 
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def served_names(arguments: ServeArguments, adapters: dict[str, str]) -> dict[str, str | None]:
-    """{name in requests: adapter, or None for the model itself}, the model first."""
-    path = Path(arguments.model)
-    own = arguments.name or (path.resolve().name if path.exists() else arguments.model)
-    if own in adapters:
-        raise Failure(f"The model and an adapter are both called {own}: give the model another --name.")
-    return {own: None, **{name: name for name in adapters}}
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A peft adapter, as FOLDER or NAME=FOLDER: a request whose model is NAME is answered with it.",
+            metavar="[NAME=]DIR",
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(help="The model's name in requests. Default: the name of its folder.", metavar="NAME"),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen on. Default: this machine only; 0.0.0.0: every machine that reaches it."),
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.", min=0, max=65535)] = 8000
+    parallel: Annotated[int, typer.Option(help="Maximum number of requests that compute together.", min=1)] = 16
+    context: Annotated[
+        int | None,
+        typer.Option(help="Maximum number of tokens of a request, prompt and text. Default: the model's.", min=2),
+    ] = None
+    total_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of all requests that compute together, for whose keys and values memory is kept. Default: "
+            "4,096 for each, and at least one whole context.",
+            min=2,
+        ),
+    ] = None
+    queue: Annotated[int, typer.Option(help="Requests that may wait; more are refused with status 503.", min=1)] = 64
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile of the experts in use, for --cache static.", metavar="FILE"),
+    ] = None
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object when the server listens: url, models, memory, limits.")
+    ] = False

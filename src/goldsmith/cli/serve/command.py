@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..generate.arguments import adapters, stretched
+from ..generate.checks import adapters, stretched
 from ..generate.loading import (
     check_budget,
     errors_as_failures,
@@ -21,7 +21,7 @@ from ..generate.loading import (
 )
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, Interruption, announce, console, write_json
-from .arguments import INSTALL, ServeArguments, check, is_loopback, served_names
+from .checks import INSTALL, check, is_loopback, served_names
 from .display import ServeDisplay
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...hf.offload.memory_needs import MemoryNeeds
     from ...hf.serving.batcher import ServingLimits
     from ...offload.attach import Offloaded
+    from .arguments import ServeArguments
 
 EACH = 4096  # tokens for which memory is kept, for each request that computes
 POSITIONS = 4096  # context of a model that does not state its own
