@@ -324,7 +324,7 @@ class Search:
         if share < EXPLAINED and any(
             at in self._before_vanishing and at not in self._vanishing for at, _ in change.all
         ):
-            change = replace(change, group=(*self._vanishing.items(), *change.all))
+            change = replace(change, group=(*self._vanishing.items(), *change.all), edit=None)
             value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
         if value is None:
