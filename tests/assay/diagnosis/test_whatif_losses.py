@@ -7,7 +7,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.graph.node import Node
 from goldsmith.assay.diagnosis.whatif import explain
-from goldsmith.assay.diagnosis.whatif.sums import surviving_addends
+from goldsmith.assay.diagnosis.whatif.judge import Judge
+from goldsmith.assay.diagnosis.whatif.sums import rank_addends
 
 pytestmark = pytest.mark.sweep(5)
 
@@ -141,4 +142,4 @@ def test_a_sum_of_another_shape_is_skipped():
     """It once raised an error, and the diagnosis lost all changes of sums."""
     x, golden = torch.ones(3, 24), torch.ones(5, 4)
     call = Node(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
-    assert list(surviving_addends._for_each(call, [call], golden, golden + 1, golden)) == []
+    assert list(rank_addends.changes([call], Judge(golden + 1, golden, golden))) == []

@@ -5,6 +5,6 @@
     scope      every reader of a tensor (its result), one reader (an operand), one line or turn (several operators),
                or the backward alone
 
-An edit holds no tensor, so it means the same on other inputs of the case. The tables give edits their causes, texts and
-priors: `reductions`, `softmax`, `scans`, `axes`.
+An edit holds no tensor of a run, so it means the same on other inputs of the case. The tables in this folder and in
+`gradients`, `operators` and `forms` give edits their causes, texts and priors.
 """

@@ -139,7 +139,7 @@ def _added_after(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         text = f"{term} is added after {node.name}, not before"
         edit = named(node, "missing_term", 0.4, text, after, term=term)
         action = replace(edit.edit.actions[0], reads=(("kept", (before.index, i)), ("added", (before.index, 1 - i))))
-        yield replace(edit, edit=replace(edit.edit, actions=(action,)))
+        yield edit.acting(action)
 
 
 def _sums(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -54,8 +54,7 @@ class Epsilon:
 
     def lifted(self, edit: NamedEdit) -> NamedEdit:
         """The same edit with this constant left out."""
-        actions = Action(self.node.index, CALL, do(unchanged)), *edit.edit.actions
-        return replace(edit, edit=replace(edit.edit, actions=actions))
+        return edit.acting(Action(self.node.index, CALL, do(unchanged)), *edit.edit.actions)
 
 
 def epsilon_of(node: Node) -> Epsilon | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..graph.node import Changed, Key, Node
+from ..graph.node import Changed, Key, Node, Observed
 from ..graph.recording import writes
 from ..graph.tensors import replaced
 
@@ -75,6 +75,7 @@ class GoldenEdit:
     backward_only  the backward reads the edited input; the forward reads the golden's
     follow_all     every result made from the edited inputs follows; otherwise only copies and rows of them do
     wrap           "around" or "clamp": how indices out of range are read (the golden's own are never out of range)
+    scalars        other values of scalars of the case
     """
 
     actions: tuple[Action, ...]
@@ -82,6 +83,7 @@ class GoldenEdit:
     backward_only: bool = False
     follow_all: bool = False
     wrap: str = ""
+    scalars: tuple[tuple[str, object], ...] = ()
 
     def with_number(self, c: float) -> GoldenEdit:
         """The edit with its free number, the setting `c` of its primitives."""
@@ -143,6 +145,7 @@ class EditedRun:
         def run(func: Any, args: tuple, kwargs: dict) -> Any:
             for action in operands:
                 args = self._with_operand(args, action)
+            self.now.update({source: args[source[1]] for source in read if isinstance(source, tuple)})
             if not calls:
                 out = func(*args, **kwargs)
             elif writes(func):
@@ -152,10 +155,10 @@ class EditedRun:
             for action in results if isinstance(out, Tensor) else ():
                 new = self._applied(action, out)
                 out = out.copy_(new) if writes(func) else new
-            self.now.update({source: args[source[1]] if isinstance(source, tuple) else out for source in read})
+            self.now.update({source: out for source in read if not isinstance(source, tuple)})
             return out
 
-        return run
+        return Observed(run) if read else run
 
     def _with_operand(self, args: tuple, action: Action) -> tuple:
         if isinstance(action.part, tuple):
@@ -183,6 +186,10 @@ class NamedEdit:
     also: tuple[str, ...] = ()
     free: float | None = None
     drawn: bool = False
+
+    def acting(self, *actions: Action) -> NamedEdit:
+        """With these actions in place of its own."""
+        return replace(self, edit=replace(self.edit, actions=actions))
 
 
 def named(

@@ -199,4 +199,4 @@ def _components(inputs: Inputs, most: int = 4) -> Iterator[NamedEdit]:
 def reading(edit: NamedEdit, **reads: str) -> NamedEdit:
     """The edit, whose primitives also get other inputs."""
     actions = tuple(replace(a, reads=tuple(reads.items())) for a in edit.edit.actions)
-    return replace(edit, edit=replace(edit.edit, actions=actions))
+    return edit.acting(*actions)

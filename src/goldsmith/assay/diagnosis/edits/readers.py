@@ -67,7 +67,9 @@ def _other_operands(graph: Graph, node: Node, stages: Mapping[str, Tensor]) -> I
             yield named(node, "wrong_mask", 0.5, text, (i, do(ones)), also=("wrong_factor",), operand=mine)
         for name, other in stages.items():
             key = graph.named.get(name)
-            if name != mine and other.shape == a.shape and other.dtype == a.dtype and key is not None:
+            # no kernel reads what is made later: most of it is made from this operator's result
+            later = isinstance(key, int) and key >= node.index
+            if name != mine and other.shape == a.shape and other.dtype == a.dtype and key is not None and not later:
                 text = f"{node.expression} reads {name} in place of {mine or 'an operand'}"
                 edit = GoldenEdit((Action(node.index, i, do(take), (("other", key),)),), node.line)
                 params = {"operand": mine, "exchanged": [mine, name], "factor": name, "named": name}

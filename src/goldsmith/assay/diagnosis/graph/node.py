@@ -16,6 +16,16 @@ Instead = Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]
 Changed = Callable[[Any, tuple, dict], Any]  # (func, args, kwargs) -> what the operator returns instead
 
 
+@dataclass(frozen=True)
+class Observed:
+    """A change of an operator whose operands or result other changed operators read."""
+
+    run: Changed
+
+    def __call__(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        return self.run(func, args, kwargs)
+
+
 @dataclass
 class Node:
     """One operator of the golden's run, with its operands and their names."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .node import Changed, Instead, Key
+from .node import Changed, Instead, Key, Observed
 from .recording import Listening
 from .tensors import floating, seen_through
 
@@ -126,6 +126,7 @@ class Replay:
         self.whole = tape.bytes <= _MOST_BYTES
         self.views = {step.index for step in tape.steps if step.views}
         self.steps = self._behind(tape.steps)
+        self.behind = {step.index for step in self.steps}
 
     def _behind(self, steps: list[Step]) -> list[Step]:
         """Operators that the result depends on, or whose values Python may have read: numbers, places, counts."""
@@ -146,6 +147,8 @@ class Replay:
         """
         if not self.whole or not self.views.isdisjoint(changes):
             raise Unknown  # later reads of the view cannot be distinguished from reads of its base
+        if any(isinstance(change, Observed) and at not in self.behind for at, change in changes.items()):
+            raise Unknown  # a change reads a tensor that the result does not depend on
         changed: dict[int, Tensor] = {}
         with torch.no_grad():
             for name, new in leaves.items():

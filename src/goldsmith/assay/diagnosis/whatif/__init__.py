@@ -5,18 +5,16 @@ changed the way kernels get it wrong: a term dropped, a factor forgotten, a redu
 an index shifted. Then the first wrong tensor is compared. A change that reproduces the candidate's numbers within
 rounding is the mistake, or cannot be distinguished from it.
 
-The modules of the folders below have one kind of change each. Their functions `changes` yield the changes that the
-module's docstring lists. They take some of these arguments:
+Most changes are edits as data, from the tables of `edits`. The folders below have those that data cannot say yet: they
+run the golden several times, recompute the forward for the backward, or are fitted to the candidate's numbers. Their
+functions `changes` take some of these arguments:
 
-    call      one operator of the golden's run
     calls     all operators of the run, in order
     among     indices of the operators that the wrong tensor depends on
     by_call   the changes that were tried at each operator alone
     leaves    inputs and output gradients, by name
     numbers   sizes and scalars of the case, by name
-    saved     names of the tensors that the forward saves for the backward
     tensor    name of the wrong tensor
-    wrong     mask of its wrong elements
     judge     compares a tensor with the candidate's
 """
 

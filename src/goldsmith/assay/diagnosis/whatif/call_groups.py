@@ -6,46 +6,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
-from ..edits.golden_edit import GoldenEdit, NamedEdit
+from ..edits.golden_edit import NamedEdit
+from ..graph.loops import signature
 from ..graph.node import Node
 from ..graph.tensors import whole
 from .change import Change
 from .edited import change_of
 
 _MOST = 64  # operators in a group
-_TURNS = 4  # iterations of a loop, at least
 _SHOWN = 4096  # integers to compare
-_PLACED = frozenset("select slice narrow".split())  # their arguments differ from iteration to iteration
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
-
-
-def turning(calls: Sequence[Node]) -> set[int]:
-    """The operators of a loop: those whose line has several equal ones."""
-    lines: dict[tuple, list[int]] = {}
-    for call in calls:
-        if call.line:
-            lines.setdefault(_reading(calls, call), []).append(call.index)
-    return {i for members in lines.values() if len(members) >= _TURNS for i in members}
-
-
-def _reading(calls: Sequence[Node], call: Node) -> tuple:
-    """Name, line, and the shapes of the tensors it reads."""
-    shapes = tuple(tuple(a.shape) for a in call.tensors)
-    return call.name, call.line, call.backward, shapes
-
-
-def signature(calls: Sequence[Node], call: Node) -> tuple:
-    """The same, with the operators that made those tensors; for other arguments, the value."""
-    makers = []
-    for key in call.makers:
-        maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-        source = str(key) if maker is None else f"{maker.name} {maker.line}"
-        sent = source.startswith("grad_") if maker is None else maker.backward
-        makers.append("a gradient" if sent else source)  # the last iteration gets its gradient from elsewhere
-    rest = tuple(str(a) for a in call.args if not isinstance(a, Tensor))
-    return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
 
 
 def _indexed_alike(call: Node) -> tuple | None:
@@ -94,20 +64,17 @@ def together(members: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
         alike = [k[kind] for k in kinds if kind in k]
-        if len(alike) == len(members) and first.change is not None:
-            group = tuple((c.at, c.change) for c in alike if c.change is not None)
-            text = f"{first.text}, in {len(members)} places"
-            if first.free is not None:  # the fitted number comes after it
-                text = f"like {len(members) - 1} similar operators, {first.text}"
-            cause, also = first.cause, first.also
-            if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
-                cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
-            if all(c.edit is not None for c in alike):
-                actions = tuple(a for c in alike if c.edit is not None for a in c.edit.actions)
-                merged = replace(first.edit, actions=actions) if first.edit is not None else GoldenEdit(actions)
-                yield change_of(NamedEdit(cause, text, merged, first.prior - 0.05, first.params, also, first.free))
-                continue
-            yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
+        if len(alike) != len(members) or first.edit is None:
+            continue
+        text = f"{first.text}, in {len(members)} places"
+        if first.free is not None:  # the fitted number comes after it
+            text = f"like {len(members) - 1} similar operators, {first.text}"
+        cause, also = first.cause, first.also
+        if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
+            cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
+        actions = tuple(action for c in alike if c.edit is not None for action in c.edit.actions)
+        edit = replace(first.edit, actions=actions)
+        yield change_of(NamedEdit(cause, text, edit, first.prior - 0.05, first.params, also, first.free))
 
 
 def _running(members: Sequence[Node]) -> bool:

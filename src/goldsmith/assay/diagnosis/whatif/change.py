@@ -30,6 +30,7 @@ class Change:
     composed for at = -1: (leaves, a function that runs the golden on other leaves) -> results assembled from its runs
     drawn    the change was derived from the candidate's numbers, so it holds for this draw only
     edit     the change as data; None: its kind is not yet among `edits`
+    kind     the kind that offered it, as the tables of `offers` call it
     redone   for a `drawn` change: finds the same kind of change from the numbers of another draw
     """
 
@@ -50,11 +51,21 @@ class Change:
     drawn: bool = False
     redone: Callable[..., Iterable[Change]] | None = None
     edit: GoldenEdit | None = None
+    kind: str = ""
 
     @property
     def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:
         """Index and change of every operator that it changes."""
         return self.group or (((self.at, self.change),) if self.change is not None else ())
+
+    @property
+    def only_operator(self) -> int:
+        """Index of the operator if it changes only one, otherwise -1."""
+        if self.edit is None:
+            return -1 if self.group else self.at
+        places = {action.at for action in self.edit.actions}
+        at = next(iter(places)) if len(places) == 1 and not self.edit.backward_only else -1
+        return at if isinstance(at, int) else -1
 
 
 def with_result(change: Callable[..., Tensor]) -> Changed:

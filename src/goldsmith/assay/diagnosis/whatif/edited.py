@@ -17,15 +17,11 @@ THROUGH = frozenset(
 )
 
 
-def changes(edits: Iterable[NamedEdit]) -> Iterator[Change]:
-    yield from map(change_of, edits)
-
-
-def of_backward(edits: Iterable[NamedEdit], nodes: Sequence[Node]) -> Iterator[Change]:
-    """The edits of which some concern only what the backward reads; copies of those tensors change with them."""
+def changes(edits: Iterable[NamedEdit | Change], nodes: Sequence[Node]) -> Iterator[Change]:
+    """Of the edits, some concern only what the backward reads; copies of those tensors change with them."""
     for edit in edits:
-        if not edit.edit.backward_only:
-            yield change_of(edit)
+        if isinstance(edit, Change) or not edit.edit.backward_only:
+            yield edit if isinstance(edit, Change) else change_of(edit)
             continue
 
         def instead(tensors: Mapping[Key, Tensor], edit: NamedEdit = edit) -> Mapping[Key, Tensor]:
@@ -46,7 +42,7 @@ def change_of(edit: NamedEdit) -> Change:
     at, change = places[0] if places else (-1, None)
     return Change(edit.cause, edit.text, at, change, edit.params, edit.prior, leaves=leaves,
                   group=places if len(places) > 1 else (), also=edit.also, wrap=edit.edit.wrap,
-                  edit=edit.edit)  # fmt: skip
+                  scalars=dict(edit.edit.scalars), edit=edit.edit)  # fmt: skip
 
 
 def _with_number(edit: NamedEdit, at: int) -> Callable[[float], Changed]:

@@ -22,12 +22,12 @@ from ..graph.node import Changed, Instead, Node, behind, compared
 from ..graph.recording import Listening
 from ..graph.replay import Replay, Unknown, taped
 from . import offers
-from .backward import addend_factors
 from .change import Change
 from .free_numbers import EXPLAINED, sought
 from .inputs import composed_slices
 from .judge import Judge
 from .substituted_saved import read_instead
+from .vanishing import vanishing
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
 _MOST_CHANGES = 4000  # changes to try
@@ -133,6 +133,10 @@ class Search:
         self.left = False
         return self._whatifs()
 
+    def explanations(self) -> list[tuple[Change, WhatIf]]:
+        """All changes that explain the tensor so far, unordered."""
+        return list(self._explanations)
+
     def _whatifs(self) -> list[WhatIf]:
         return [replace(w, text=w.text + self.seen) for w in self._ranked(self._explanations)]
 
@@ -172,7 +176,7 @@ class Search:
         key = -1 if value is None else mode.key_of(value)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
-        self._vanishing = addend_factors.vanishing(calls, self.behind)
+        self._vanishing = vanishing(calls, self.behind)
         self._before_vanishing = {i for at in self._vanishing for i in behind(calls, at)}
         self._compared = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
@@ -183,10 +187,10 @@ class Search:
         """The allowed changes that reach the wrong elements, in order of their priors."""
         reached: dict[int, bool] = {}
         for change in sorted(filter(self.allows, offers.of(self, calls)), key=lambda c: -c.prior):
-            alone = change.at >= 0 and not change.group
-            if alone and change.at not in reached:
-                reached[change.at] = self._reaches(calls[change.at])
-            if not alone or reached[change.at]:
+            at = change.only_operator
+            if at >= 0 and at not in reached:
+                reached[at] = self._reaches(calls[at])
+            if at < 0 or reached[at]:
                 yield change
 
     def allows(self, change: Change) -> bool:
@@ -320,7 +324,7 @@ class Search:
         if share < EXPLAINED and any(
             at in self._before_vanishing and at not in self._vanishing for at, _ in change.all
         ):
-            change = replace(change, group=(*self._vanishing.items(), *change.all))
+            change = replace(change, group=(*self._vanishing.items(), *change.all), edit=None)
             value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
         if value is None:

@@ -66,6 +66,9 @@ def called(examination: Examination, tensor: str, own: CandidateRun, judge: Judg
 
 def of_this_draw(change: Change) -> bool:
     """Whether a change contains numbers of the draw it was offered for, so that it holds for no other draw."""
+    if change.edit is not None:
+        settings = [value for action in change.edit.actions for _, value in action.primitive.settings]
+        return any(isinstance(value, Tensor) and value.numel() > 1 for value in settings)
     waiting: list[Any] = [change.change, change.leaves, change.saved, change.group]
     seen: set[int] = set()
     while waiting:

@@ -51,6 +51,13 @@ def reindex(x: Tensor, *, axis: int, rule: str, block: int = 0) -> Tensor:
     return x.index_select(axis, RULES[rule](torch.arange(n, device=x.device), n, block))
 
 
+def repeat_block(x: Tensor, *, axes: tuple[int, ...], block: int) -> Tensor:
+    """The first block of an axis in the place of every block."""
+    for axis in axes:
+        x = reindex(x, axis=axis, rule="within block", block=block)
+    return x
+
+
 def by_order_of(x: Tensor, by: Tensor, *, axes: int, undone: bool) -> Tensor:
     """Rows in the order that sorts an index, or in the inverse order."""
     order = by.flatten().argsort(stable=True)
@@ -119,6 +126,28 @@ INDEX_RULES = {
 }
 
 
+def hide_rows(
+    x: Tensor, index: Tensor | list, *, behind: int, limit: int = 0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Zeros for rows that were looked up from `limit` on, or at indices that become negative in a narrow dtype."""
+    i = next(i for i in index if i is not None) if isinstance(index, list | tuple) else index
+    lost = i >= limit if dtype is None else i.to(dtype) < 0
+    return x.masked_fill(lost.reshape(*lost.shape, *[1] * behind), 0.0)
+
+
+def other_rows(i: Tensor, *, old: int, new: int) -> Tensor:
+    """Places of a table with rows of `new` elements, in place of `old`."""
+    return i // old * new + i % old
+
+
+def shift_owners(i: Tensor, *, rule: str, groups: int) -> Tensor:
+    """The first entry of each group counts for the group before, or the last one for the group after."""
+    if rule == "after":
+        return torch.cat((i[1:], i[-1:]))
+    first = i.new_tensor([groups - 1]) if rule == "before, wrapping around" else i[:1]
+    return torch.cat((first, i[:-1]))
+
+
 def replace_integers(t: Tensor, *, rule: str, c: int = 0) -> Tensor:
     """Other numbers in an integer input."""
     return INTEGER_RULES[rule](t, c)
@@ -159,6 +188,18 @@ INTEGER_RULES = {
     "true": lambda t, c: torch.ones_like(t),
     "false": lambda t, c: torch.zeros_like(t),
 }
+
+
+def wrap(t: Tensor, *, bits: int, low: int) -> Tensor:
+    """Integers cut to a width, of which `low` is the least number."""
+    return (t - low) % (1 << bits) + low
+
+
+def divide(call: OperatorCall, *, by: int, rest: bool, clamp: bool = False) -> Tensor:
+    """The quotient or the remainder; clamp: numbers up to by - 1."""
+    if clamp:
+        return call.x.clamp(0, by - 1)
+    return call.x % by if rest else call.x.div(by, rounding_mode="floor")
 
 
 def cast_through(t: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -316,3 +357,36 @@ def shift_groups(call: OperatorCall, *, edge: str, late: bool) -> Tensor:
         at, rows = (last[:-1], last[:-1] + 1) if grows else (last, last)
     sign = 1.0 if grows else -1.0
     return x.index_add(dim, index, source).index_add(dim, index[at], sign * source.index_select(dim, rows))
+
+
+# pieces and layouts
+
+
+def other_pieces(call: OperatorCall, *, takes: tuple[tuple[int, int], ...]) -> list[Tensor]:
+    """The pieces of a cut tensor, some of them in the place of others."""
+    pieces, instead = call.on(*call.args), dict(takes)
+    return [pieces[instead.get(i, i)] for i in range(len(pieces))]
+
+
+def other_piece(call: OperatorCall, *, place: tuple) -> Tensor:
+    return call.on(call.x, *place)
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """The axes in memory order, the outermost first."""
+    return sorted(range(x.dim()), key=lambda d: (-x.stride()[d], d))
+
+
+def with_layout(call: OperatorCall, *, i: int, j: int, stores: bool) -> Tensor:
+    """A lookup or a store in memory of which two axes are exchanged."""
+    order = memory_order(call.x)
+    back = [order.index(d) for d in range(call.x.dim())]
+    laid = call.x.permute(order).contiguous()
+    turned = list(laid.shape)
+    turned[i], turned[j] = turned[j], turned[i]
+    seen = laid.view(turned).transpose(i, j).permute(back)
+    out = call.on(seen.clone() if stores else seen.contiguous(), *call.args[1:])
+    if not stores:
+        return out
+    stored = out.permute(order).transpose(i, j).contiguous().view(laid.shape).permute(back)
+    return torch.empty_like(call.x).copy_(stored)

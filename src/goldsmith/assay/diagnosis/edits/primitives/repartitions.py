@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,6 +112,22 @@ def softmax_total(
         away = x - x.amax(axis, keepdim=True)
         total = torch.logsumexp(away, other, keepdim=True)
     return away - total if log else torch.exp(away - total)
+
+
+def shares_of_all(call: OperatorCall, all: Tensor, at: Tensor | tuple, *, axis: int) -> Tensor:
+    """The chosen entries' shares of a softmax over all entries."""
+    chosen = torch.softmax(all, axis).gather(axis, at if isinstance(at, Tensor) else at[1])
+    if chosen.shape != call.x.shape:
+        raise RuntimeError("not all of the chosen entries")
+    return chosen
+
+
+def divide_by_sum(x: Tensor | OperatorCall, *, axis: int) -> Any:
+    """Values, or the values of a choice, divided by their sum."""
+    if isinstance(x, Tensor):
+        return x / x.sum(axis, keepdim=True)
+    values, *others = x.on(*x.args)
+    return (values / values.sum(axis, keepdim=True), *others)
 
 
 def less_maximum(call: OperatorCall, *, axes: tuple[int, ...]) -> Tensor:

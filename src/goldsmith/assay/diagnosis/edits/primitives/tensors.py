@@ -20,12 +20,51 @@ def scale(x: Tensor, *, c: float) -> Tensor:
     return x * c
 
 
+def scale_place(x: Tensor, *, axis: int, at: int, by: float) -> Tensor:
+    """One position of an axis multiplied by a number."""
+    x = x.clone()
+    x.select(axis, at).mul_(by)
+    return x
+
+
 def at_least(x: Tensor, *, c: float) -> Tensor:
     return x.clamp(min=c)
 
 
+def copy_of(x: Tensor, other: Tensor) -> Tensor:
+    return other.clone()
+
+
+def multiply(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:
+    """x multiplied or divided by another tensor of the run, which may have its size in another shape."""
+    by = by.reshape(x.shape) if by.numel() == x.numel() else by
+    return x * (1 / by if inverse else by)
+
+
+def add_constant(x: Tensor, *, other: Tensor) -> Tensor:
+    return x + other
+
+
+def zero_where_zero(x: Tensor, d: Tensor) -> Tensor:
+    """0 where another operand is 0."""
+    return torch.where((d == 0).expand_as(x), torch.zeros_like(x), x)
+
+
+def swap_axes(x: Tensor, *, i: int, j: int) -> Tensor:
+    return x.transpose(i, j)
+
+
 def transpose(x: Tensor) -> Tensor:
     return x.mT
+
+
+def transpose_blocks(x: Tensor, *, block: int) -> Tensor:
+    """The blocks on the diagonal, each transposed."""
+    out = x.clone()
+    for at in range(0, x.shape[-1], block):
+        part = (..., slice(at, at + block), slice(at, at + block))
+        out[part] = x[part].mT
+    return out
 
 
 def read_across(x: Tensor) -> Tensor:

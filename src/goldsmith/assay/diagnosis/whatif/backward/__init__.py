@@ -1,1 +1,1 @@
-"""Changes of the backward alone: saved tensors, recomputation, sums of a gradient."""
+"""Changes of the backward alone: what it recomputes, sums of ranks, sums along another axis, single readers."""

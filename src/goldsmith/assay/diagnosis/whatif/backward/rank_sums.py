@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...graph.node import Changed, Node
+from ...graph.node import Changed, Key, Node
 from ...graph.tensors import floating
 from ..change import Change, with_result
-from ..sums.reduction_axes import addend_of, backward_sums
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
 
 def changes(calls: Sequence[Node], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
-    for call, x, own in backward_sums(calls, among):
-        at = addend_of(calls, call, among) or _spread(calls, call, among)
+    for call, x, own in _sums(calls, among):
+        at = _addend(calls, call, among) or _spread(calls, call, among)
         if at is None:
             continue
         golden = x.sum(own, keepdim=True)
@@ -94,3 +93,30 @@ def _spread(calls: Sequence[Node], call: Node, among: set[int]) -> Node | None:
             if same and other.name in ("expand", "mul", "div"):
                 last = other
     return last
+
+
+def _sums(calls: Sequence[Node], among: set[int]) -> Iterator[tuple[Node, Tensor, tuple[int, ...]]]:
+    """(sum of a backward, its addends, its axes), if no result is 0."""
+    for call in calls:
+        if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
+            continue
+        axes = call.args[1] if len(call.args) > 1 else None
+        x = call.args[0]
+        if isinstance(axes, list | tuple) and x.dim() and not bool((call.out == 0).any()):
+            yield call, x, tuple(sorted(a % x.dim() for a in axes))
+
+
+def _addend(calls: Sequence[Node], call: Node, among: set[int]) -> Node | None:
+    """The first addend of the summed tensor's size that has the sum as a factor."""
+    reached: set[Key] = {call.index}
+    size = call.args[0].numel()
+    for other in calls[call.index + 1 :]:
+        if other.index not in among or not reached.intersection(other.read):
+            continue
+        if other.name in ("add", "sub"):
+            for key, t in zip(other.makers, other.tensors, strict=True):
+                whole = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+                if key in reached and t.numel() == size and whole is not None and whole.owns:
+                    return whole if whole.out.numel() == size and whole.out.is_contiguous() else None
+        reached.add(other.index)
+    return None

@@ -45,7 +45,7 @@ def changes(calls: Sequence[Node], by_call: Mapping[int, Sequence[Change]], tens
                 how = ", as the backward makes it again" + (" with the forward's sums" if kept else "")
                 offers.append(replace(
                     change, text=change.text + how, at=-1, change=None, saved=_remade(calls, call, change, kept),
-                    prior=change.prior - _RARER - 0.01 * (below and not kept), group=inner if kept else (),
+                    prior=change.prior - _RARER - 0.01 * (below and not kept), group=inner if kept else (), edit=None,
                 ))  # fmt: skip
                 if masks:  # a kernel takes them from the same line: nothing cuts the gradient either
                     offers.append(replace(offers[-1], group=(*offers[-1].group, *masks)))

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...edits.gradients.factors import forward_operands
 from ...edits.reductions import axes_of
+from ...graph.graph import Graph
 from ...graph.node import Key, Node
 from ...graph.tensors import floating
 from ..change import Change, instead
-from .addend_factors import _forward, _vanishes
+from ..vanishing import vanishes
 
 _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 
@@ -25,14 +27,14 @@ _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
     """Only sums that keep their axis are changed, so that shapes fit."""
     sums = [c for c in calls if c.backward and c.index in among and c.name == "sum" and floating(c.out)]
-    known = _forward(calls) if sums else []
+    known = [(o.name, o.tensor) for o in forward_operands(Graph(calls, among))] if sums else []
     for call in sums[:_SUMS]:
         x, axes = call.args[0], axes_of(call)
         if len(axes) != 1 or x.dim() < 2 or call.out.dim() != x.dim():
             continue
         axis = axes[0]
         addends = list(_addends(calls, call.makers[0], x, 1.0, _ADDENDS))
-        kept = [t for t in addends if not _vanishes(call, t)]
+        kept = [t for t in addends if not vanishes(call, t)]
         if not kept:
             continue
         summed = torch.stack(kept).sum(0).detach()

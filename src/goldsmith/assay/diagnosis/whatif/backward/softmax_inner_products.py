@@ -42,7 +42,7 @@ def changes(calls: Sequence[Node], among: set[int], backward_changes: Iterable[C
             more = tuple((i, lambda number, f=f: f) for i, f in kept)
         text = f"{change.text}, with the old sum of the softmax's backward,"
         text = text if change.free is not None else text[:-1]
-        yield replace(change, text=text, group=(*group, *more), prior=change.prior - _RARER)
+        yield replace(change, text=text, group=(*group, *more), prior=change.prior - _RARER, edit=None)
 
 
 def _before(calls: Sequence[Node], call: Node) -> set[int]:

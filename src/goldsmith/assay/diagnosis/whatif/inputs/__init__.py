@@ -1,1 +1,1 @@
-"""Changes of the golden's inputs, scalars and output gradients."""
+"""Results that are assembled from several runs of the golden, or exchanged."""

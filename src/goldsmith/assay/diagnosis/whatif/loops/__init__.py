@@ -1,1 +1,1 @@
-"""Changes of loops: chunks, the state between turns, updates in place."""
+"""Changes of loops: the state between turns, operands of other turns, loops that run to the padded end."""

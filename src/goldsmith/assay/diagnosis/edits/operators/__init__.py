@@ -1,0 +1,1 @@
+"""Edits of single operators: pooling, convolutions, windows, outer products, interpolation, padded lanes."""

@@ -1,0 +1,163 @@
+"""The primitives of windows and borders: pooling, mirrored padding, taps, convolutions."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...graph.tensors import replaced
+from ..golden_edit import OperatorCall
+
+
+def pool(
+    call: OperatorCall, *, size: tuple[int, int], step: tuple[int, int], pad: tuple[int, int], top: bool,
+    lo: tuple[int, int], hi: tuple[int, int], fill: float,
+) -> Any:  # fmt: skip
+    """A maximum or a mean over windows without their first `lo` and last `hi` rows and columns."""
+    out = call.on(*call.args)
+    like = out[0] if isinstance(out, tuple) else out
+    x = F.pad(call.x, (pad[1], pad[1], pad[0], pad[0]), value=fill)
+    seen = x.unfold(-2, size[0], step[0]).unfold(-2, size[1], step[1])
+    seen = seen[..., lo[0] : size[0] - hi[0], lo[1] : size[1] - hi[1]]
+    result = seen.amax((-2, -1)) if top else seen.sum((-2, -1)) / (size[0] * size[1])
+    if result.shape != like.shape:
+        raise RuntimeError("windows beyond the border")
+    return (result, *out[1:]) if isinstance(out, tuple) else result
+
+
+def _far(place: Tensor, n: int, off: int) -> Tensor:
+    return torch.where(place < n, place, 2 * (n - 1) + off - place)
+
+
+def _near(place: Tensor) -> Tensor:
+    return torch.where(place < 0, -1 - place, place)
+
+
+# the position of the input that a padded position shows, of n
+BORDERS = {
+    "the far border repeats its last position": lambda p, n: _far(p.abs(), n, 1),
+    "the near border repeats its first position": lambda p, n: _far(_near(p), n, 0),
+    "both borders repeat their end": lambda p, n: _far(_near(p), n, 1),
+    "the far border is mirrored one position too far": lambda p, n: _far(p.abs(), n, -1),
+    "borders repeat the nearest position": lambda p, n: p.clamp(0, n - 1),
+    "borders wrap around to the other end": lambda p, n: p % n,
+}
+
+
+def mirror(call: OperatorCall, *, pads: tuple[int, ...], axes: tuple[int, ...], border: str) -> Tensor:
+    """Reflection padding, with another border along these axes, counted from the last."""
+    x = call.x
+    for d in range(len(pads) // 2):
+        axis, (before, after) = x.dim() - 1 - d, pads[2 * d : 2 * d + 2]
+        n = x.shape[axis]
+        at = torch.arange(-before, n + after, device=x.device)
+        at = BORDERS[border](at, n) if d in axes else _far(at.abs(), n, 0)
+        x = x.index_select(axis, at.clamp(0, n - 1))
+    return x
+
+
+# windows of an axis
+
+
+def slide(x: Tensor, *, axis: int, step: int) -> Tensor:
+    """Position i shows position i + step; zeros beyond the end."""
+    out = x.roll(-step, axis)
+    out.select(axis, -1 if step > 0 else 0).zero_()
+    return out
+
+
+def zero_place(x: Tensor, *, axis: int, at: int) -> Tensor:
+    out = x.clone()
+    if x.shape[axis]:
+        out.select(axis, at).zero_()
+    return out
+
+
+def slide_taps(call: OperatorCall, *, axis: int, first: int, last: int, step: int, around: bool) -> Tensor:
+    """Windows in which each tap's own places in [first, last) move on by one; its padding stays."""
+    out = call.on(*call.args).clone()
+    for j in range(call.args[2]):
+        tap = out.select(-1, j)
+        lo, hi = max(first - j, 0), min(last - j, tap.shape[axis])
+        if hi - lo < 2:
+            continue
+        part = tap.narrow(axis, lo, hi - lo)
+        new = part.roll(-step, axis)
+        if not around:
+            end = -1 if step > 0 else 0
+            new.select(axis, end).copy_(part.select(axis, end))
+        part.copy_(new)
+    return out
+
+
+def store_taps(call: OperatorCall, *, last: bool) -> Tensor:
+    """The gradient of windows, stored instead of added: of several taps at a place the last, or the first, is left."""
+    grad, sizes, dim, size, by = call.args[:5]
+    out = grad.new_zeros(list(sizes))
+    dim %= out.dim()
+    for j in range(size) if last else reversed(range(size)):
+        out.index_copy_(dim, torch.arange(grad.shape[dim], device=grad.device) * by + j, grad.select(-1, j))
+    return out
+
+
+# convolutions
+
+
+def convolve_shifted(call: OperatorCall, *, axis: int, step: int) -> Tensor:
+    """The operator on an input with one more place, without the first or the last result."""
+    pads = [0] * (2 * (call.x.dim() - 1 - axis)) + ([0, 1] if step > 0 else [1, 0])
+    out = call.on(F.pad(call.x, pads), *call.args[1:])
+    return out.narrow(axis, 1 if step > 0 else 0, out.shape[axis] - 1)
+
+
+def drop_taps(w: Tensor, *, places: tuple[tuple[int, int], ...]) -> Tensor:
+    """A kernel without the taps at these (axis, place)."""
+    at = dict(places)
+    w = w.clone()
+    w[tuple(at.get(axis, slice(None)) for axis in range(w.dim()))] = 0
+    return w
+
+
+def flip(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    return x.flip(axes)
+
+
+def _with_gradient(call: OperatorCall, which: int, value: Tensor) -> tuple:
+    """The results of a convolution's backward with another gradient of the input (0), kernel (1) or bias (2)."""
+    out = list(call.on(*call.args))
+    out[which] = value
+    return tuple(out)
+
+
+def with_kernel(call: OperatorCall, *, of: Any) -> tuple:
+    """The gradient of the input, by another kernel."""
+    return _with_gradient(call, 0, call.on(*replaced(call.args, 2, of(call.args[2])))[0])
+
+
+def of_samples(call: OperatorCall, *, which: int, lo: int, hi: int) -> tuple:
+    """The gradient of the kernel or of the bias, from some of the samples."""
+    part = call.on(call.args[0][lo:hi], call.args[1][lo:hi], *call.args[2:])
+    return _with_gradient(call, which, part[which])
+
+
+def of_first_position(call: OperatorCall) -> tuple:
+    return _with_gradient(call, 2, call.args[0].sum(0).flatten(1)[:, 0])
+
+
+def store_kernel_taps(call: OperatorCall, *, last: bool) -> tuple:
+    """Of the taps that reach an input place only one survives: the last, or the first, in kernel order."""
+    w = call.args[2]
+    out = torch.zeros_like(call.args[1])
+    taps = list(product(*(range(n) for n in w.shape[2:])))
+    for tap in taps if last else reversed(taps):
+        alone, reach = torch.zeros_like(w), torch.zeros_like(w)
+        at: Any = (slice(None), slice(None), *tap)
+        alone[at], reach[at] = w[at], 1
+        value = call.on(*replaced(call.args, 2, alone))[0]
+        reached = call.on(torch.ones_like(call.x), call.args[1], reach, *call.args[3:])[0]
+        out = torch.where(reached != 0, value, out)
+    return _with_gradient(call, 0, out)

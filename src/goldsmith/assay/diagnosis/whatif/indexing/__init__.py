@@ -1,1 +1,0 @@
-"""Changes of indices, offsets, views and the order of places."""

@@ -1,1 +1,0 @@
-"""Changes of masks, padding and invalid entries."""

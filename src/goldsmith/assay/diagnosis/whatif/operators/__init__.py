@@ -1,1 +1,0 @@
-"""Changes of one operator: terms, factors, functions, constants, convolutions."""
