@@ -110,7 +110,7 @@ def _checked(model: nn.Module) -> list[tuple[Replaced, Known]]:
     for path, module, of in found:
         check_module(path, module, of)
     tried: set[object] = set()
-    for path, module, of in found:
+    for path, module, of in sorted(found, key=lambda one: one[2].part == "layer"):  # the parts of a layer first
         alike = (of.kind, getattr(module, "block_type", None), *(type(child) for child in module.children()))
         if alike not in tried:
             check_formulas(path, module, of)
