@@ -83,39 +83,39 @@ def apply(model: nn.Module, *, mhc: bool = True, experts: bool = False) -> Appli
     """
     if not (mhc or experts):
         raise ValueError("goldsmith.hf.apply: mhc and experts are both False, so there is nothing to apply")
-    found = _checked(model) if mhc else []
+    known_modules = _checked(model) if mhc else []
     restore = _with_experts(model) if experts else None
     before = []
-    for one, of in found:
+    for one, of in known_modules:
         theirs, ours = type(one.module), _class_for(type(one.module), of)
         one.module.__class__ = ours
         before.append((one, theirs, ours))
-    replaced = [one for one, _ in found]
+    replaced = [one for one, _ in known_modules]
     if experts:
         replaced += [Replaced(path, m, name_of(m), "experts.moe") for path, m in experts_modules(model)]
-    families = tuple(dict.fromkeys(of.family.model_type for _, of in found))
+    families = tuple(dict.fromkeys(of.family.model_type for _, of in known_modules))
     return Applied(model, families, tuple(replaced), before, restore)
 
 
 def _checked(model: nn.Module) -> list[tuple[Replaced, Known]]:
     """Every module to replace, after all checks."""
     modules = [(path, module, known(module)) for path, module in model.named_modules()]
-    found = [(path, module, of) for path, module, of in modules if of is not None]
-    if not any(of.part == "connection" for _, _, of in found):
+    known_modules = [(path, module, of) for path, module, of in modules if of is not None]
+    if not any(of.part == "connection" for _, _, of in known_modules):
         names = ", ".join(family.model_type for family in FAMILIES)
         raise ValueError(
             f"goldsmith.hf.apply: {type(model).__name__} has no hyper-connections that goldsmith knows: those of "
             f"transformers' {names}"
         )
-    for path, module, of in found:
+    for path, module, of in known_modules:
         check_module(path, module, of)
     tried: set[object] = set()
-    for path, module, of in sorted(found, key=lambda one: one[2].part == "layer"):  # the parts of a layer first
+    for path, module, of in sorted(known_modules, key=lambda one: one[2].part == "layer"):  # its parts first
         alike = (of.kind, getattr(module, "block_type", None), *(type(child) for child in module.children()))
         if alike not in tried:
             check_formulas(path, module, of)
             tried.add(alike)
-    return [(Replaced(path, module, of.kind.__name__, of.computes), of) for path, module, of in found]
+    return [(Replaced(path, module, of.kind.__name__, of.computes), of) for path, module, of in known_modules]
 
 
 def _class_for(theirs: type[nn.Module], of: Known) -> type[nn.Module]:

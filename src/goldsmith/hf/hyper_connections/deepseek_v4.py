@@ -1,4 +1,4 @@
-"""DeepSeek-V4's classes with hyper-connections, under their own names: lists of layer classes go by name."""
+"""DeepSeek-V4's classes with hyper-connections, computed by goldsmith.mhc."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Any
 from torch import Tensor
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as plain
 
+from .class_names import under_its_name
 from .stream_forms import SigmoidHead, SinkhornConnection, through
 
 
-class DeepseekV4HyperConnection(SinkhornConnection, plain.DeepseekV4HyperConnection):
+@under_its_name
+class AppliedDeepseekV4HyperConnection(SinkhornConnection, plain.DeepseekV4HyperConnection):
     """mhc.pre with the parameters of transformers' module."""
 
 
-class DeepseekV4HyperHead(SigmoidHead, plain.DeepseekV4HyperHead):
+@under_its_name
+class AppliedDeepseekV4HyperHead(SigmoidHead, plain.DeepseekV4HyperHead):
     """mhc.head with the parameters of transformers' module."""
 
 
-class DeepseekV4DecoderLayer(plain.DeepseekV4DecoderLayer):
+@under_its_name
+class AppliedDeepseekV4DecoderLayer(plain.DeepseekV4DecoderLayer):
     """Attention and experts, each between mhc.pre and mhc.post with a joint backward."""
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:

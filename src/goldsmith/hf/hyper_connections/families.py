@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .class_names import PREFIX
+
 PARTS = ("layer", "connection", "head")
 
 
@@ -76,9 +78,9 @@ class Known:
 
     @property
     def ours(self) -> type[nn.Module]:
-        """Our class of the same name."""
+        """Our class for it."""
         module = importlib.import_module(f".{self.family.model_type}", __package__)
-        return getattr(module, self.kind.__name__)
+        return getattr(module, PREFIX + self.kind.__name__)
 
 
 def known(module: nn.Module) -> Known | None:

@@ -1,4 +1,4 @@
-"""GLM-5's classes with hyper-connections, under their own names. Its head is a mean, which transformers computes."""
+"""GLM-5's classes with hyper-connections, computed by goldsmith.mhc. The head is a mean, which torch computes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 from torch import Tensor
 from transformers.models.glm5_next import modeling_glm5_next as plain
 
+from .class_names import under_its_name
 from .stream_forms import SinkhornConnection, through
 
 
-class Glm5NextTextHyperConnection(SinkhornConnection, plain.Glm5NextTextHyperConnection):
+@under_its_name
+class AppliedGlm5NextTextHyperConnection(SinkhornConnection, plain.Glm5NextTextHyperConnection):
     """mhc.pre with the parameters of transformers' module."""
 
 
-class Glm5NextTextDecoderLayer(plain.Glm5NextTextDecoderLayer):
+@under_its_name
+class AppliedGlm5NextTextDecoderLayer(plain.Glm5NextTextDecoderLayer):
     """Attention and MLP, each between mhc.pre and mhc.post with a joint backward."""
 
     def forward(

@@ -1,4 +1,4 @@
-"""HY-V4's classes with hyper-connections of the independent form (no matrix between streams), under their own names."""
+"""HY-V4's classes with hyper-connections of the independent form (no matrix between streams)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import Any
 from torch import Tensor
 from transformers.models.hy_v4 import modeling_hy_v4 as plain
 
+from .class_names import under_its_name
 from .stream_forms import IndependentConnection, SigmoidHead, through
 
 
-class HYV4HyperConnection(IndependentConnection, plain.HYV4HyperConnection):
+@under_its_name
+class AppliedHYV4HyperConnection(IndependentConnection, plain.HYV4HyperConnection):
     """mhc.independent_pre with the parameters of transformers' module."""
 
 
-class HYV4HyperHead(SigmoidHead, plain.HYV4HyperHead):
+@under_its_name
+class AppliedHYV4HyperHead(SigmoidHead, plain.HYV4HyperHead):
     """mhc.head with the parameters of transformers' module."""
 
 
-class HYV4DecoderLayer(plain.HYV4DecoderLayer):
+@under_its_name
+class AppliedHYV4DecoderLayer(plain.HYV4DecoderLayer):
     """Attention and MLP, each between mhc.independent_pre and mhc.inject with a joint backward."""
 
     def forward(

@@ -1,4 +1,4 @@
-"""Qwen4-Exp's classes with gated residuals, under their own names. Its streams are flat, [B, S, n*D]."""
+"""Qwen4-Exp's classes with gated residuals. Its streams are flat, [B, S, n*D]."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as plain
 
 from ...mhc import gated_pre, inject
 from .calling import is_called
+from .class_names import under_its_name
 from .stream_forms import alike, widened
 
 
-class Qwen4ExpTextGatedResidual(plain.Qwen4ExpTextGatedResidual):
+@under_its_name
+class AppliedQwen4ExpTextGatedResidual(plain.Qwen4ExpTextGatedResidual):
     """mhc.gated_pre with the parameters of transformers' module."""
 
     def forward(self, hyper_input: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        linears = (self.input_mix_weight_down, self.input_mix_weight_up, self.block_inject_weight)
         if any(is_called(part) or not _is_plain(part) for part in self.children()):  # LoRA is a layer of its own
             return super().forward(hyper_input)
-        down, up, weights = (None if linear is None else linear.weight for linear in linears)
+        down, up, inject_linear = self.input_mix_weight_down, self.input_mix_weight_up, self.block_inject_weight
         streams = hyper_input.unflatten(-1, (self.hc_count, self.hidden_size))
         gamma = 1.0 + widened(self.hc_norm.weight)
-        outputs = gated_pre(streams, gamma, down, up, weights, rms_eps=self.hc_norm.eps)
-        return outputs if weights is None else (outputs[0], hyper_input, outputs[1])
+        weights = None if inject_linear is None else inject_linear.weight
+        outputs = gated_pre(streams, gamma, down.weight, up.weight, weights, rms_eps=self.hc_norm.eps)
+        return outputs if isinstance(outputs, Tensor) else (outputs[0], hyper_input, outputs[1])
 
 
-class Qwen4ExpTextDecoderLayer(plain.Qwen4ExpTextDecoderLayer):
+@under_its_name
+class AppliedQwen4ExpTextDecoderLayer(plain.Qwen4ExpTextDecoderLayer):
     """Attention and experts, each between mhc.gated_pre and mhc.inject."""
 
     def forward(
