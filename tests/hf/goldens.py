@@ -73,7 +73,8 @@ class InItsDtype:
         self.wide = copy.deepcopy(model).double()
 
     def outputs(self, dtype, values, inputs):
-        weights = {name: value.to(dtype) for name, value in self.wide.state_dict().items()} | values
+        state = self.wide.state_dict()
+        weights = {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()} | values
         with Wide() if dtype == torch.float64 else contextlib.nullcontext():
             return torch.func.functional_call(self.wide, weights, (), inputs, tie_weights=False)  # all are there
 

@@ -18,6 +18,7 @@ from .adapter.loading import load_adapter
 from .adapter.saving import save_adapter
 from .convert import convert
 from .dispatch import register
+from .hyper_connections.applying import apply
 from .merging.merged_model import merge
 from .parameter_counts import trainable_report
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 register()
 
 __all__ = [
-    "WatchCallback", "convert", "export_adapter", "load_adapter", "merge", "register", "save_adapter",
+    "WatchCallback", "apply", "convert", "export_adapter", "load_adapter", "merge", "register", "save_adapter",
     "trainable_report",
 ]  # fmt: skip
 

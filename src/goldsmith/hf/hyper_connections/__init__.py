@@ -1,0 +1,1 @@
+"""apply: the hyper-connections of a transformers model, computed with goldsmith.mhc."""
