@@ -19,7 +19,7 @@ METHODS = ("forward", "_activate_lora")  # `register` sets them on experts witho
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedModule:
     """A module that computes with goldsmith's operators. kind: its class in transformers; computes: with what."""
 
     path: str
@@ -34,8 +34,8 @@ class Applied:
 
     model: nn.Module
     families: tuple[str, ...]
-    replaced: tuple[Replaced, ...]
-    _before: list[tuple[Replaced, type[nn.Module], type[nn.Module]]] = field(repr=False)
+    replaced: tuple[ReplacedModule, ...]
+    _before: list[tuple[ReplacedModule, type[nn.Module], type[nn.Module]]] = field(repr=False)
     _experts: Callable[[], None] | None = field(repr=False)
     _undone: bool = field(default=False, repr=False)
 
@@ -92,12 +92,12 @@ def apply(model: nn.Module, *, mhc: bool = True, experts: bool = False) -> Appli
         before.append((one, theirs, ours))
     replaced = [one for one, _ in known_modules]
     if experts:
-        replaced += [Replaced(path, m, name_of(m), "experts.moe") for path, m in experts_modules(model)]
+        replaced += [ReplacedModule(path, m, name_of(m), "experts.moe") for path, m in experts_modules(model)]
     families = tuple(dict.fromkeys(of.family.model_type for _, of in known_modules))
     return Applied(model, families, tuple(replaced), before, restore)
 
 
-def _checked(model: nn.Module) -> list[tuple[Replaced, Known]]:
+def _checked(model: nn.Module) -> list[tuple[ReplacedModule, Known]]:
     """Every module to replace, after all checks."""
     modules = [(path, module, known(module)) for path, module in model.named_modules()]
     known_modules = [(path, module, of) for path, module, of in modules if of is not None]
@@ -115,7 +115,7 @@ def _checked(model: nn.Module) -> list[tuple[Replaced, Known]]:
         if alike not in tried:
             check_formulas(path, module, of)
             tried.add(alike)
-    return [(Replaced(path, module, of.kind.__name__, of.computes), of) for path, module, of in known_modules]
+    return [(ReplacedModule(path, module, of.kind.__name__, of.computes), of) for path, module, of in known_modules]
 
 
 def _class_for(theirs: type[nn.Module], of: Known) -> type[nn.Module]:

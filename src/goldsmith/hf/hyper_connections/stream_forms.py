@@ -22,7 +22,7 @@ Mixing = tuple[Tensor, Tensor, Tensor, None]  # phi, alpha, bias and no gamma
 
 if TYPE_CHECKING:
 
-    class _Norm(nn.Module):
+    class _InputNorm(nn.Module):
         eps: float
 
     class _Connection(nn.Module):
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         hc_eps: float
         hc_sinkhorn_iters: int
         hc_post_magnitude: float
-        input_norm: _Norm
+        input_norm: _InputNorm
         fn: Tensor
         base: Tensor
         scale: Tensor
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         """Attributes of transformers' heads."""
 
         eps: float
-        input_norm: _Norm
+        input_norm: _InputNorm
         hc_fn: Tensor
         hc_base: Tensor
         hc_scale: Tensor
