@@ -57,15 +57,16 @@ def trained(made):
     return names
 
 
-def target(ours, theirs, name):
-    """The logits and the gradients of all parameters of one model, against another's in float64."""
+def target(ours, theirs, name, device="cpu"):
+    """The logits and the gradients of all parameters of one model on a device, against another's in float64."""
     wide, paths, inputs = goldens.InItsDtype(theirs), trained(theirs), {"input_ids": ids(), "use_cache": False}
     values = {path.replace(".", "__"): value for path, value in paths.items()}  # the assay binds by identifiers
     dtype = theirs.get_input_embeddings().weight.dtype
+    ours, there = ours.to(device), inputs | {"input_ids": ids().to(device)}
 
     def candidate(**weights):
-        weights = {path: weights[path.replace(".", "__")] for path in paths}
-        return torch.func.functional_call(ours, weights, (), inputs, tie_weights=False).logits
+        weights = {path: weights[path.replace(".", "__")].to(device) for path in paths}
+        return torch.func.functional_call(ours, weights, (), there, tie_weights=False).logits.cpu()
 
     def golden(**weights):
         weights = {path: weights[path.replace(".", "__")] for path in paths}

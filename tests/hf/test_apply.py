@@ -36,13 +36,14 @@ def bits(made, inputs=None):
 
 
 @FAMILIES
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
-def test_logits_and_all_gradients_agree(family, dtype):
+def test_logits_and_all_gradients_agree(family, dtype, device):
     plain = hyper_models.model(family, **hyper_models.PROVABLE.get(family, {}))
     plain = hyper_models.in_bfloat16(plain) if dtype == torch.bfloat16 else plain
     ours = copy.deepcopy(plain)
     hf.apply(ours)
-    assay.check(hyper_models.target(ours, plain, family), probes=["values", "ensemble"])
+    assay.check(hyper_models.target(ours, plain, family, device), probes=["values", "ensemble"])
 
 
 @FAMILIES

@@ -192,3 +192,9 @@ def test_results_that_are_parts_of_one_tensor_get_their_own_memory():
         parts = fresh((whole[:2], whole[2:]), ())
     assert len({part.untyped_storage().data_ptr() for part in parts}) == 2
     assert equal(torch.cat(parts), whole)
+
+
+def test_an_empty_result_is_not_the_input_itself():
+    x = torch.empty(0, 4)
+    (result,) = fresh((x,), (x,))
+    assert result.shape == x.shape and result.untyped_storage()._cdata != x.untyped_storage()._cdata

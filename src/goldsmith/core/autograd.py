@@ -165,18 +165,22 @@ def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[
     sparse = [r.layout is not torch.strided for r in results]
     if any(sparse):  # a sparse gradient, which has no memory of its own to share
         return tuple(r if s else fresh((r,), tensors)[0] for r, s in zip(results, sparse, strict=True))
-    seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
+    seen = {_memory(t) for t in tensors if t is not None}
     out = []
     for result in results:
         # a reshaped result is a view, which autograd does not allow to be marked as written
         result = result.contiguous().detach()
-        pointer = result.untyped_storage().data_ptr()
-        if result.numel() and pointer in seen:
+        if _memory(result) in seen:
             result = result.clone()
-            pointer = result.untyped_storage().data_ptr()
-        seen.add(pointer)
+        seen.add(_memory(result))
         out.append(result)
     return tuple(out)
+
+
+def _memory(tensor: Tensor) -> tuple[str, int]:
+    """Where a tensor's numbers are; of one without numbers its storage, which torch compares, too."""
+    storage = tensor.untyped_storage()
+    return ("address", storage.data_ptr()) if tensor.numel() else ("storage", storage._cdata)
 
 
 def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
@@ -187,8 +191,9 @@ def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
             return False
         if result.storage_offset():  # a part of a tensor, which the dispatcher's kernels do not see as a view
             return False
-        if result.numel():
-            begins.append(result.data_ptr())
+        if not result.numel():
+            return False
+        begins.append(result.data_ptr())
     return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)
 
 

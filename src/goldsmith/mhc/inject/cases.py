@@ -18,7 +18,7 @@ CASES = build_cases(
     {
         "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "an empty output and empty gradients"),
         "one_token": ({"T": 1, "n": 4, "dim": 7}, "decoding"),
-        "three_streams": ({"T": 3, "n": 3, "dim": 5}, "n is not a power of two"),
+        "three_streams": ({"T": 5, "n": 3, "dim": 5}, "n is not a power of two"),
         "two_blocks": ({"T": 1, "n": 2, "dim": 1029}, "blocks over dim end at 1024; the next is almost all mask"),
         "leading_dimensions": (
             {"T": (2, 1), "n": 8, "dim": 1},
