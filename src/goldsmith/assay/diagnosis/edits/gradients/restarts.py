@@ -26,14 +26,14 @@ def edits(graph: Graph) -> Iterator[NamedEdit]:
         for chunk in (c for c in BLOCKS if c <= n):
             for step, which in ((1, "the next one"), (-1, "the previous one")):
                 begun, again = [], []
-                for at in range(0, n, chunk):
-                    place = min(at + step * chunk, n) - 1  # the state after that iteration
-                    other = (("other", states[place].index),)
-                    for node, i, key in readers[at] if place >= 0 else ():
+                for at in range(0 if step > 0 else 2 * chunk, n, chunk):
+                    other = (("other", states[min(at + step * chunk, n) - 1].index),)
+                    for node, i, key in readers[at]:
                         again.append(Action(node.index, i, do(copy_of), other))
                         begun.append(Action(key, RESULT, do(copy_of), other))
                 text = f"the backward starts each chunk of {chunk} steps from the state of another chunk, {which}"
                 for actions in (again, again + begun) if again else ():
+                    # `drawn`, because the other operands of a step that is run again are those of this draw
                     edit = GoldenEdit(tuple(actions), backward_only=True, follow_all=True)
                     yield NamedEdit("wrong_saved_tensor", text, edit, 0.56, {"chunk": chunk, "step": step},
                                     ("shifted", "off_by_one"), drawn=True)  # fmt: skip
