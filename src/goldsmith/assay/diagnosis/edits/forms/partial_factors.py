@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 from torch import Tensor
 
@@ -47,5 +48,5 @@ def _left_out(node: Node, axis: int, piece: _Piece) -> Iterator[NamedEdit]:
             name = node.operand(1 - keep) or f"an operand of {node.name}"
             text = f"{where} of axis {axis} {name} is left out of {node.expression}"
             without = CALL, do(drop_operand_within, keep=keep, axis=axis, lo=lo, hi=hi)
-            yield named(node, "wrong_factor" if product else "missing_term", 0.5, text, without, axis=axis,
-                        part=[lo, hi], **{"factor" if product else "term": name})  # fmt: skip
+            params: dict[str, Any] = {"axis": axis, "part": [lo, hi], "factor" if product else "term": name}
+            yield named(node, "wrong_factor" if product else "missing_term", 0.5, text, without, **params)

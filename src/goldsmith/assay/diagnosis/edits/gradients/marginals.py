@@ -42,13 +42,14 @@ def edits(graph: Graph) -> Iterator[NamedEdit]:
     for node, i, key, _ in graph.operands():
         if node.backward and node.name in _SUMS and node.index in graph.behind and node.index not in earlier:
             reads_of.setdefault(key, []).append((node.index, i))
-    read_in = {turn.made: turn.read for turn in turns}
+    read_in: dict[Key, Source] = {turn.made: turn.read for turn in turns}
     for step, which in ((1, "after the step"), (-1, "of two steps before")):
         actions = []
         for turn in turns:
-            other: Source | None = turn.made if step > 0 else read_in.get(turn.before)
-            for at, i in reads_of.get(turn.share.index, []) if other is not None else ():
-                actions.append(Action(at, i, do(with_other_state), (("own", turn.read), ("other", other))))
+            other = turn.made if step > 0 else read_in.get(turn.before)
+            if other is not None:
+                reads = ("own", turn.read), ("other", other)
+                actions += [Action(at, i, do(with_other_state), reads) for at, i in reads_of.get(turn.share.index, [])]
         adds = graph.nodes[turns[0].read[0]]
         text = f"in each of {len(turns)} steps the backward computes the shares of {adds.expression} from the state "
         if actions:

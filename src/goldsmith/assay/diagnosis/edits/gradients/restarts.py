@@ -49,7 +49,7 @@ def _loops(graph: Graph) -> Iterator[tuple[Sequence[Node], Mapping[int, list[_Re
     for states in lines.values():
         if len(states) < _LEAST:
             continue
-        turn_of = {node.index: j for j, node in enumerate(states)}
+        turn_of: dict[Key, int] = {node.index: j for j, node in enumerate(states)}
         loops: dict[tuple, dict[int, _Reader]] = {}
         for node, i, key, a in graph.operands():
             kind, turn = place.get(node.index, ((), -1))
