@@ -109,13 +109,13 @@ def run_again(x, decay, state, turns):
     return states
 
 
-def by_chunks(x, decay, grad_y):
-    """Each chunk loses the gradient that later ones carry to it."""
+def by_chunks(x, decay, grad_y, *, afresh=False, late=False):
     every = run_again(x, decay, torch.zeros(x.shape[1:]), range(len(x)))
-    dx = torch.empty(x.shape)
+    dx, carry = torch.empty(x.shape), torch.zeros(x.shape[1:])
     for at in reversed(range(0, len(x), CHUNK)):
-        turns, carry = range(at, min(at + CHUNK, len(x))), torch.zeros(x.shape[1:])
-        states = run_again(x, decay, every[at], turns)
+        turns = range(at, min(at + CHUNK, len(x)))
+        carry = torch.zeros_like(carry) if afresh else carry
+        states = run_again(x, decay, every[turns[-1] + 1 if late else at], turns)
         for t in reversed(turns):
             state = states[t - at + 1]
             dx[t] = (grad_y[t] * 2 * state + carry) * (1 - state * state)
@@ -123,12 +123,17 @@ def by_chunks(x, decay, grad_y):
     return {"x": dx}
 
 
-def test_a_backward_that_restarts_in_chunks_is_explained():
+@pytest.mark.parametrize(
+    "wrong, cause, text",
+    [("afresh", "overwritten_accumulator", "each chunk of 3 steps starts without"),
+     ("late", "wrong_saved_tensor", "starts each chunk of 3 steps from the state of another chunk")],
+)  # fmt: skip
+def test_a_backward_that_restarts_in_chunks_is_explained(wrong, cause, text):
     def backward(x, decay, y, grad_y):
-        return by_chunks(x, decay, grad_y)
+        return by_chunks(x, decay, grad_y, **{wrong: True})
 
     target = assay.Target(recurrence, recurrence, cases=steps, backward=backward, grads=("x",))
-    asserted(target, "x.grad", "overwritten_accumulator", "each chunk of 3 steps starts without")
+    asserted(target, "x.grad", cause, text)
 
 
 @assay.case(T=[14], D=[3])
@@ -323,13 +328,18 @@ def projected(x, v, gain):
     return (x * gain) @ (v / v.square().sum(1, keepdim=True).sqrt()).mT
 
 
-def test_addends_of_a_product_that_are_left_out():
+@pytest.mark.parametrize(
+    "wrong, cause, text",
+    [("twice", "wrong_factor", "1/sqrt(sum(pow(v)))"), ("left out", "missing_term", "are lost in every element")],
+)
+def test_a_factor_for_each_addend_of_a_product(wrong, cause, text):
     def backward(x, v, gain, y, grad_y):
-        kept = torch.tensor([1, 0, 1, 0, 1])[:, None]
-        return {"x": grad_y @ (v / v.norm(dim=1, keepdim=True) * kept) * gain}
+        norm = v.norm(dim=1, keepdim=True)
+        weight = v / norm**2 if wrong == "twice" else v / norm * torch.tensor([1, 0, 1, 0, 1])[:, None]
+        return {"x": grad_y @ weight * gain}
 
     target = assay.Target(projected, projected, cases=linear, backward=backward, grads=("x",))
-    asserted(target, "x.grad", "missing_term", "are lost in every element")
+    asserted(target, "x.grad", cause, text)
 
 
 @assay.case(T=[6], D=[4])

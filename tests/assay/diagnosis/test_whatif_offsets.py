@@ -66,6 +66,23 @@ def test_the_first_of_a_row_of_indices_is_used_for_all():
     assert (change.cause, change.exact) == ("invalid_index", True) and "colliding values are added" in change.text
 
 
+@assay.case(H=[3], T=[7], N=[3], D=[5])
+def old_and_new(make, H, T, N, D):
+    return {"q": make.normal(H, D), "k": make.normal(H, T, D), "k_new": make.normal(H, N, D)}
+
+
+def test_a_factor_is_left_out_in_one_piece():
+    def kernel(q, k, k_new):
+        old, new = (torch.einsum("hd,htd->ht", q, t) for t in (k, k_new))
+        return torch.softmax(torch.cat([old / 5**0.5, new], 1), -1)
+
+    def golden(q, k, k_new):
+        return torch.softmax(torch.einsum("hd,htd->ht", q, torch.cat([k, k_new], 1)) / 5**0.5, -1)
+
+    change = best(kernel, golden, old_and_new)
+    assert (change.cause, change.exact) == ("wrong_factor", True) and "in piece 2 of 2, 7..9," in change.text
+
+
 @assay.case(T=[5], S=[11], D=[4])
 def attended(make, T, S, D):
     return {"q": make.normal(T, D), "k": make.normal(S, D), "v": make.normal(S, D)}

@@ -126,3 +126,53 @@ def test_states_without_a_batch_read_after_their_step():
     change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
     assert change.exact and change.whole and "of the next step, the last one reads its own" in change.text, change
     assert "wrong_saved_tensor" in (change.cause, *change.also), change
+
+
+# a sum over the paths of a chain whose steps have their own weights
+
+
+@assay.case(T=[5], K=[4])
+def chains(make, T, K):
+    return {"start": make.normal(K), "table": make.normal(K, K), "bend": make.normal(T, K, K)}
+
+
+def paths(start, table, bend):
+    for step in bend:
+        start = torch.logsumexp(start.unsqueeze(1) + table + step, 0)
+    return start
+
+
+class Paths(torch.autograd.Function):
+    later = 0
+
+    @classmethod
+    def of(cls, later):
+        return type("Of", (cls,), {"later": later})
+
+    @staticmethod
+    def forward(ctx, start, table, bend):
+        states = [start]
+        for step in bend:
+            states.append(torch.logsumexp(states[-1].unsqueeze(1) + table + step, 0))
+        ctx.save_for_backward(table, bend, *states)
+        return states[-1].clone()
+
+    @classmethod
+    def backward(cls, ctx, g):
+        table, bend, *states = ctx.saved_tensors
+        dtable, dbend = torch.zeros_like(table), torch.zeros_like(bend)
+        for t in range(len(bend) - 1, -1, -1):
+            after = states[t + 1]
+            shares = torch.exp(states[t].unsqueeze(1) + table + bend[t] - after) * g
+            dbend[t] = shares
+            at = states[max(t + cls.later, 0)]
+            dtable += torch.exp(at.unsqueeze(1) + table + bend[t] - after) * g
+            g = shares.sum(1)
+        return g, dtable, dbend
+
+
+@pytest.mark.parametrize("later, which", [(1, "after the step"), (-1, "of two steps before")])
+def test_shares_recomputed_from_the_state_of_another_step(later, which):
+    change = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
+    assert change.cause == "wrong_saved_tensor" and which in change.text and change.exact and change.whole, change
+    assert change.also == ("shifted", "off_by_one"), change

@@ -125,13 +125,19 @@ class EditedRun:
                 new[action.at] = self._applied(action, new.get(action.at, now[action.at]))
         return new
 
-    def saved(self, tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        """What the backward reads instead, of the forward's tensors by key; {} if one of them is missing."""
+    def saved(self, tensors: Mapping[Key, Tensor]) -> dict[Source, Tensor]:
+        """What the backward reads instead, of the forward's tensors by key; {} if one of them is missing.
+
+        An operand, by (operator, position), is what that operator alone reads when it is computed again.
+        """
         wanted = {key for a in self.edit.actions for key in (a.at, *(k for _, k in a.reads))}
         if not wanted.issubset(tensors):
             return {}
         self.now.update({key: tensors[key] for _, key in (r for a in self.edit.actions for r in a.reads)})  # type: ignore[index]
-        return {a.at: self._applied(a, tensors[a.at]) for a in self.edit.actions}
+        return {
+            a.at if not isinstance(a.part, int) else (int(a.at), a.part): self._applied(a, tensors[a.at])
+            for a in self.edit.actions
+        }
 
     def _applied(self, action: Action, value: object) -> Any:
         return action.primitive(value, **{name: self.now[key] for name, key in action.reads})

@@ -69,24 +69,29 @@ class Graph:
 
 
 def followed(
-    nodes: Sequence[Node], new: Mapping[Key, Tensor], through: frozenset[str] | None,
+    nodes: Sequence[Node], new: Mapping[Key | tuple[int, int], Tensor], through: frozenset[str] | None,
     otherwise: Callable[[Node, Sequence], Tensor | None] | None = None,
 ) -> dict[Key, Tensor]:  # fmt: skip
     """The tensors of `new`, and the forward results recomputed from them by these operators; None: by any.
 
+    new        by key, or by (operator, position) for what one operator alone reads
     otherwise  an operator's changed result for the new arguments; None if it is unchanged
     """
-    tensors = {key: t.contiguous() for key, t in new.items()}
+    tensors = {key: t.contiguous() for key, t in new.items() if not isinstance(key, tuple)}
+    alone = {key: t.contiguous() for key, t in new.items() if isinstance(key, tuple)}
+    reading = {index for index, _ in alone}
     for node in nodes:
-        if node.backward or not any(key in tensors for key in node.makers) or node.index in tensors:
+        reached = node.index in reading or any(key in tensors for key in node.makers)
+        if node.backward or not reached or node.index in tensors:
             continue
         own = isinstance(node.out, Tensor) and node.func is not None and node.owns
         if not own or (through is not None and node.name not in through):
             continue
         keys = iter(node.makers)
         args = []
-        for a in node.args:
+        for i, a in enumerate(node.args):
             result = tensors.get(next(keys)) if isinstance(a, Tensor) else None
+            result = alone.get((node.index, i), result)
             args.append(a if result is None else seen_through(result, a))
         if all(a is not None for a, b in zip(args, node.args, strict=True) if b is not None):
             other = None if otherwise is None else otherwise(node, args)

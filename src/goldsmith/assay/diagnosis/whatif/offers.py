@@ -12,9 +12,9 @@ import torch
 from ..edits import arithmetic, epsilons, indices, integers, masks, offsets, readers, saved, scalars, scans, softmax
 from ..edits import inputs as input_edits
 from ..edits import reductions as reduction_edits
-from ..edits.forms import chosen_entries, loop_bounds, pieces, repeated_rows, uncovered_rows
+from ..edits.forms import chosen_entries, loop_bounds, partial_factors, pieces, repeated_rows, uncovered_rows
 from ..edits.golden_edit import NamedEdit
-from ..edits.gradients import blocks, choices, factors, slopes
+from ..edits.gradients import blocks, choices, factors, marginals, restarts, slopes, sum_axes
 from ..edits.gradients import indices as gradient_indices
 from ..edits.operators import convolutions, outer_products, padding, pooling, unfold
 from ..experiments.isolate import named
@@ -58,6 +58,8 @@ _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("masked terms", masks.hidden_terms, "nodes behind"),
     ("loop bounds", loop_bounds.edits, "graph"),
     ("factors", factors.edits, "graph"),
+    ("partial factors", partial_factors.edits, "graph"),
+    ("sum axes", sum_axes.edits, "graph"),
 )
 _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("arithmetic", arithmetic.edits),
@@ -78,6 +80,8 @@ _OF_A_NODE: tuple[tuple[str, Source], ...] = (
 )
 # mistakes that only hand-written backwards make
 _OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
+    ("marginals", marginals.edits, "graph"),
+    ("restarts", restarts.edits, "graph"),
     ("choices", choices.edits, "graph"),
     ("regrouped sums", regrouped_sums.changes, "nodes behind"),
     ("gradient carries", gradient_carries.changes, "nodes behind inputs"),

@@ -7,6 +7,7 @@ several in autograd.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations, permutations
 from typing import NamedTuple
 
 import torch
@@ -18,12 +19,12 @@ from ...graph.node import Key, Node
 from ...graph.tensors import floating
 from ..golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Source, do
 from ..primitives.formulas import applied
-from ..primitives.tensors import multiply
+from ..primitives.tensors import multiply, multiply_columns
 
 _SUMS = frozenset("add add_ sub sub_".split())
 _PRODUCTS = frozenset("mul mm bmm mv".split())
 _PLACING = frozenset("select_backward slice_backward neg expand unsqueeze_copy sum".split())
-_ADDENDS, _FACTORS = 12, 24
+_ADDENDS, _FACTORS, _ROWS = 12, 24, 4
 
 
 class ForwardOperand(NamedTuple):
@@ -37,6 +38,7 @@ class ForwardOperand(NamedTuple):
 def edits(graph: Graph) -> Iterator[NamedEdit]:
     backward = [n for n in graph.nodes if n.backward and n.index in graph.behind]
     yield from _left_out(graph, backward)
+    yield from _of_each_addend(graph, backward)
     addends: dict[int, Node] = {}
     for node in backward:
         for key in node.makers[:2] if node.name in _SUMS else ():
@@ -54,6 +56,27 @@ def edits(graph: Graph) -> Iterator[NamedEdit]:
                 action = Action(addend.index, RESULT, do(multiply, inverse=inverse), (("by", source),))
                 yield NamedEdit("wrong_factor", text, GoldenEdit((action,), addend.line), 0.5,
                                 {"factor": name, "named": called})  # fmt: skip
+
+
+def _of_each_addend(graph: Graph, backward: list[Node]) -> Iterator[NamedEdit]:
+    """The addends of a product have a row of the forward, its inverse, or a product or quotient of two once more."""
+    operands = [f for f in forward_operands(graph) if f.name != "an intermediate"]
+    products = [n for n in backward if n.name in ("mm", "bmm") and floating(n.args[0]) and n.args[0].shape[-1] > 1]
+    for node in products[:_ADDENDS]:
+        n = node.args[0].shape[-1]
+        rows = [f for f in operands if f.tensor.numel() == n and not bool((f.tensor == 0).any())][:_ROWS]
+        once = [((f, inverse),) for f in rows for inverse in (False, True)]
+        twice = [((f, False), (g, False)) for f, g in combinations(rows, 2)]
+        for factors in [*once, *twice, *(((f, False), (g, True)) for f, g in permutations(rows, 2))]:
+            name = "".join(("/" if inverse else " * ") + f.name for f, inverse in factors)
+            name = f"1{name}" if name[0] == "/" else name[3:]
+            actions = tuple(
+                Action(node.index, 0, do(multiply_columns, inverse=inverse), (("by", f.source),))
+                for f, inverse in factors
+            )
+            text = f"each addend of {node.expression} has a wrong factor of its own, {name}"
+            yield NamedEdit("wrong_factor", text, GoldenEdit(actions, node.line), 0.5,
+                            {"factor": name, "named": name}, ("repeated_term",))  # fmt: skip
 
 
 def _left_out(graph: Graph, backward: list[Node]) -> Iterator[NamedEdit]:

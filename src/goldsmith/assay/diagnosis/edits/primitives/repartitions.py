@@ -52,6 +52,17 @@ def reduce_view(
     return first.contiguous() if keep else first.reshape([n for d, n in enumerate(x.shape) if d not in own])
 
 
+def sum_over(
+    out: Tensor, x: Tensor, row: Tensor | None = None, *, shape: tuple[int, ...], axes: tuple[int, ...],
+    own: tuple[int, ...], share: float,
+) -> Tensor:  # fmt: skip
+    """A product with the sum of x over its own axes, as if it were over axes of a view; row: x was multiplied by it."""
+    bare = x if row is None else x * row
+    part = bare.reshape(shape).sum(axes, keepdim=True).expand(shape).reshape(x.shape)
+    factor = part * share / x.sum(own, keepdim=True)
+    return out * (factor if row is None else factor / row).reshape(out.shape)
+
+
 def reduce_parts(call: OperatorCall, *, axis: int, size: int, inner: bool) -> Tensor:
     """Each part of `size` by itself, or the entries at the same position in all parts."""
     tensors = tuple(t.unflatten(axis, (-1, size)) for t in call.args if isinstance(t, Tensor) and t.dim())

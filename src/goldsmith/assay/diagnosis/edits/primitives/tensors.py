@@ -41,6 +41,11 @@ def multiply(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:
     return x * (1 / by if inverse else by)
 
 
+def multiply_columns(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:
+    """One factor for each place of the last axis."""
+    return x / by.flatten() if inverse else x * by.flatten()
+
+
 def add_constant(x: Tensor, *, other: Tensor) -> Tensor:
     return x + other
 
