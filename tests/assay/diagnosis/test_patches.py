@@ -142,6 +142,7 @@ def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
     module = load(tmp_path, text.replace(right, wrong))
     search = find_patch(module.target, failing(module.target), SECONDS)
     assert search.patch is not None, search.reason
+    assert search.tried < 1000 or not search.patch.narrow  # softmax holds rows of 8 numbers: no other edit does better
     patched = load(tmp_path, search.patch.text)
     assert assay.check(patched.target, seed=7, raises=False).ok
     assert f"\n-{' ' * 4}" in search.patch.diff and search.patch.cases == len(module.target.cases)

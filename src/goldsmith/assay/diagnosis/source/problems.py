@@ -50,12 +50,16 @@ _FORMS: dict[str, Callable[[Tensor], Tensor]] = {  # of all real inputs
 
 @dataclass(frozen=True)
 class Further:
-    """A problem beyond the failing case. declared: its sizes lie between declared ones; what: in a few words."""
+    """A problem beyond the failing case.
+
+    what    in a few words
+    beside  "below" or "above" if one of its sizes lies there, "" if all lie between declared ones
+    """
 
     problem: Problem
     what: str
     sizes: Mapping[str, object]
-    declared: bool = True
+    beside: str = ""
 
 
 def problem(
@@ -140,13 +144,13 @@ def further_problems(examination: Examination) -> Iterator[Further]:
     target = examination.target
     if target.decisions:
         return
-    materials: list[tuple[Material, str, bool]] = []
+    materials: list[tuple[Material, str, str]] = []
     for what, change in _FORMS.items():
         inputs = examination.material.inputs
         formed = {n: change(t) if t.is_floating_point() and t.numel() else t for n, t in inputs.items()}
         changed = replace(examination.material, inputs=formed)
-        materials += [(changed, what, True)] if examination.admits(changed) else []
-    for case, declared in _other_sizes(target.cases, examination.case):
+        materials += [(changed, what, "")] if examination.admits(changed) else []
+    for case, beside in _other_sizes(target.cases, examination.case):
         try:
             drawn = Examination(
                 target, case, examination.dtype, examination.device, examination.seed, frozenset(("values",)), case.name
@@ -154,8 +158,8 @@ def further_problems(examination: Examination) -> Iterator[Further]:
         except Exception:  # noqa: BLE001 - a size that the case's function does not take
             continue
         if sum(t.numel() for t in drawn.inputs.values()) <= _MOST_ELEMENTS:
-            materials.append((drawn, "other sizes", declared))
-    for material, what, declared in materials:
+            materials.append((drawn, "other sizes", beside))
+    for material, what, beside in materials:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -163,11 +167,11 @@ def further_problems(examination: Examination) -> Iterator[Further]:
         except (GoldenError, TargetError, ValueError, RuntimeError):
             continue
         if found is not None:
-            yield Further(found, what, material.sizes, declared)
+            yield Further(found, what, material.sizes, beside)
 
 
-def _other_sizes(cases: tuple[Case, ...], failing: Case) -> Iterator[tuple[Case, bool]]:
-    """Cases whose sizes lie between declared ones (True), and with a size below or above them (False).
+def _other_sizes(cases: tuple[Case, ...], failing: Case) -> Iterator[tuple[Case, str]]:
+    """Cases whose sizes lie between declared ones, and some with a size "below" or "above" them.
 
     A block that is made so large that it holds every declared row passes at all declared sizes; a multiple of the
     largest one shows it, or shows that much more is computed.
@@ -187,11 +191,11 @@ def _other_sizes(cases: tuple[Case, ...], failing: Case) -> Iterator[tuple[Case,
         sizes = {**first.sizes, **{n: chosen.randint(low, high) for n, (low, high) in ranges.items()}}
         if sizes not in known:
             known.append(sizes)
-            yield replace(first, sizes=sizes, name=f"{first.draw.__name__}{number}", salt=_SALT + number), True
+            yield replace(first, sizes=sizes, name=f"{first.draw.__name__}{number}", salt=_SALT + number), ""
     base = dict(kin[-1].sizes)
     for name, (_, high) in list(ranges.items())[:_LARGER]:
-        yield replace(first, sizes={**base, name: _TIMES * high + 3}, name=f"larger{name}", salt=_SALT), False
+        yield replace(first, sizes={**base, name: _TIMES * high + 3}, name=f"larger{name}", salt=_SALT), "above"
     for number, (name, (low, _)) in enumerate(ranges.items()):
         for smaller in dict.fromkeys((low - 1, (low + 1) // 2)):
             if smaller >= 1 and number < 4:
-                yield replace(first, sizes={**base, name: smaller}, name=f"smaller{name}{smaller}", salt=_SALT), False
+                yield replace(first, sizes={**base, name: smaller}, name=f"smaller{name}{smaller}", salt=_SALT), "below"

@@ -76,17 +76,18 @@ class Survivors:
         if refusal(self.source, texts):
             self.rejected.append(edit)
             return
-        narrow = self._is_narrow(texts)
-        work = 1.0 if narrow is None else self.mutants.more_work(texts)
-        doubtful = bool(narrow) or work > _MORE_WORK
-        if narrow is None or doubtful and any(s.doubtful for s in self.accepted):
+        beside = self._wrong_beside(texts)
+        work = 1.0 if beside is None else self.mutants.more_work(texts)
+        narrow, doubtful = bool(beside), bool(beside) or work > _MORE_WORK
+        if beside is None or doubtful and any(s.doubtful for s in self.accepted):
             self.rejected.append(edit)
             return
         self.progress("patch: all cases with an edit that mends this one")
         answer = self.acceptance.of(texts, max(_LEAST, left))
         if isinstance(answer, Accepted):
             self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow, work))
-            if not doubtful and self.found_at is None:
+            # a block of a fixed size may hold the declared sizes only: then the search for a better edit is short
+            if (not doubtful or beside == {"above"} and work <= _MORE_WORK) and self.found_at is None:
                 self.found_at = time.monotonic()
             return
         if isinstance(answer, NotAccepted) and answer.probes and answer.probes <= _LAYOUTS and not doubtful:
@@ -95,16 +96,16 @@ class Survivors:
             self.found_at = self.found_at or time.monotonic()
         self.rejected.append(edit)
 
-    def _is_narrow(self, texts: Mapping[str, str]) -> bool | None:
-        """Whether the edit is wrong beyond the declared sizes; None if it is wrong within them."""
+    def _wrong_beside(self, texts: Mapping[str, str]) -> set[str] | None:
+        """On which sides of the declared sizes the edit is wrong; None if it is wrong within them."""
         known = self._problems()
         outcomes = self.mutants.confirmed(texts) if known else []
         if outcomes is None:  # the process ended, perhaps through an edit before
             outcomes = self.mutants.confirmed(texts)
         if outcomes is None or len(outcomes) != len(known):
             return None
-        failing = [f for f, o in zip(known, outcomes, strict=True) if o.state != "right"]
-        return None if any(f.declared for f in failing) else bool(failing)
+        beside = {f.beside for f, o in zip(known, outcomes, strict=True) if o.state != "right"}
+        return None if "" in beside else beside
 
     def _problems(self) -> list[Further]:
         """Further problems that the files as they are do not end with."""
@@ -155,7 +156,7 @@ class Survivors:
     def _tried_sizes(self) -> str:
         """The sizes at which survivors were compared: "D 4 to 5, T 1 to 3"."""
         cases = [dict(c.sizes) for c in self.acceptance.target.cases]
-        cases += [dict(f.sizes) for f in self._further or () if f.declared]
+        cases += [dict(f.sizes) for f in self._further or () if not f.beside]
         found: dict[str, list[int]] = {}
         for sizes in cases:
             for name, value in sizes.items():
