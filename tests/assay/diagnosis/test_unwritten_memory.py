@@ -1,4 +1,4 @@
-"""Unwritten memory that a result is computed from, or that it is; a choice among wrong scores is no cause."""
+"""Results that are unwritten memory, or are computed from it; a choice among wrong scores is not the cause."""
 
 import torch
 

@@ -143,7 +143,7 @@ class EditedRun:
         return action.primitive(value, **{name: self.now[key] for name, key in action.reads})
 
     def _changed(self, actions: list[Action], read: set[Source]) -> Changed:
-        """Operands first, then the call, then its result; tensors in `read` are kept."""
+        """Edits the operands, then the call, then its result. Tensors in `read` are kept."""
         calls = [a for a in actions if a.part == CALL]
         results = [a for a in actions if a.part == RESULT]
         operands = [a for a in actions if a.part not in (CALL, RESULT)]

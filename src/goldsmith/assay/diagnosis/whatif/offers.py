@@ -78,7 +78,7 @@ _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("outer products", outer_products.edits),
     ("layouts", pieces.layouts),
 )
-# mistakes that only hand-written backwards make
+# mistakes that occur only in backward passes written by hand
 _OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
     ("marginals", marginals.edits, "graph"),
     ("restarts", restarts.edits, "graph"),

@@ -1,6 +1,6 @@
 """Backward sums that a kernel takes in small blocks, per sequence, or in a loop.
 
-One block replaces the others, the last is left out, or a block reads its weights untransposed.
+One block replaces the others, the last block is left out, or a block reads its weights without transposing them.
 """
 
 from __future__ import annotations

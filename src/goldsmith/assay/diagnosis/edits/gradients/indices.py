@@ -39,7 +39,7 @@ def edits(graph: Graph, numbers: Mapping[str, object]) -> Iterator[NamedEdit]:
 
 
 def _strides(node: Node, numbers: Mapping[str, object]) -> Iterator[NamedEdit]:
-    """Places of a flattened table: row S + column, where the golden has row W + column."""
+    """Positions in a flattened table: row * S + column in place of the golden's row * W + column."""
     sizes = {int(n) for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 4096}
     sizes |= {s for t in node.tensors for s in t.shape[-3:] if s > 1}
     for i, a in enumerate(node.args):

@@ -18,7 +18,7 @@ def candidate_of_files(
     source: CandidateSource, device: str | torch.device, edited: Mapping[str, str] | None = None, seconds: float = CALL,
     *, boxed: bool = False,
 ) -> CandidateProcess:  # fmt: skip
-    """The runner of a target; it starts again after its end. boxed: in a sandbox. Raises NoZygote."""
+    """The runner of a target; it starts again after its end. boxed: it runs in a sandbox. Raises NoZygote."""
     on_cuda = torch.device(device).type == "cuda"
     return CandidateProcess(
         zygote(), Limits(seconds, seconds, _MEMORY, files=4096, processes=4096),

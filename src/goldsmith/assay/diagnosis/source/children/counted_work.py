@@ -11,7 +11,7 @@ from ....support.dispatch_mode import DispatchMode
 
 
 class CountedWork(DispatchMode):
-    """Counts elements while it is active; views are free, and what a C or Triton kernel does is not seen."""
+    """Counts elements while it is active. Views count nothing, and the work of C and Triton kernels is not counted."""
 
     def __init__(self) -> None:
         super().__init__()

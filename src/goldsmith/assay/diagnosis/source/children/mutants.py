@@ -55,7 +55,7 @@ class Mutants:
         self, source: CandidateSource, problems: Sequence[Mapping[str, object]], *, on_cuda: bool = False,
         boxed: bool = False,
     ):  # fmt: skip
-        """boxed: in a sandbox, for edits of a stranger."""
+        """boxed: run the edits in a sandbox, because a program of the user's wrote them."""
         self.source, self.problems, self.on_cuda, self.boxed = source, problems, on_cuda, boxed
         self.pid = 0
         self.number = 0
