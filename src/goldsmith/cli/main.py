@@ -122,7 +122,7 @@ def verify(
         bool,
         typer.Option(
             "--thorough",
-            help="Run every case, even the largest, in every dtype and with every probe; large ones with every probe in one dtype.",
+            help="Run every case in every dtype with every probe. Large cases have every probe in one dtype only.",
         ),
     ] = False,
     jobs: Annotated[

@@ -218,8 +218,8 @@ class GoldenResults:
         with golden_errors():
             try:
                 return running_errors.running_bounds(
-                    partial(self.evaluate, early=True, look=True), self.leaves, compute=self.compute, stores=self.stores,
-                    dot=self.material.target.dot, read_back=self.read_back,
+                    partial(self.evaluate, early=True, look=True), self.leaves, compute=self.compute,
+                    stores=self.stores, dot=self.material.target.dot, read_back=self.read_back,
                 )  # fmt: skip
             except (GoldenError, TargetError, ImportError):
                 raise

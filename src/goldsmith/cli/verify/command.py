@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -246,11 +246,18 @@ def _group(job: CheckRequest) -> tuple[int, str]:
 
 
 def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
-    """The costliest groups first, each from its costliest job on: a long job begun last would run alone at the end."""
-    costs = Counter[tuple[int, str]]()
+    """The costliest groups first, each from its costliest jobs on: a long job begun last would run alone at the end.
+
+    Jobs of about one cost come in an order of their group's own. Operators of one family have the same cases and share
+    kernels; two workers that went through them in step would compile each of these kernels at the same time.
+    """
+    costs: dict[tuple[int, str], float] = {}
     for job in jobs:
-        costs[_group(job)] += job["cost"]
-    return sorted(jobs, key=lambda job: (-costs[_group(job)], _group(job), -job["cost"]))
+        costs[_group(job)] = costs.get(_group(job), 0.0) + job["cost"]
+    shuffled = {group: random.Random(str(group)) for group in costs}
+    return sorted(
+        jobs, key=lambda job: (-costs[_group(job)], _group(job), -round(job["cost"]), shuffled[_group(job)].random())
+    )
 
 
 def _message(number: int, check: Check, job: Job, request: VerifyRequest) -> CheckRequest:

@@ -1,8 +1,8 @@
 """Selects the cases of a run, their dtypes and probes, and estimates what each costs.
 
-`--thorough` selects everything, except repeats of large cases. The ordinary run on a CPU should finish within two minutes on two slow cores, where one
-run of an interpreted Triton kernel takes 0.1 to 1 s, and the golden's bounds and ensembles take 0.3 s a case (torch
-2.13).
+`--thorough` selects everything, except repeats of large cases. The ordinary run on a CPU should finish within two
+minutes on two slow cores, where one run of an interpreted Triton kernel takes 0.1 to 1 s, and the golden's bounds and
+ensembles take 0.3 s a case (torch 2.13).
 """
 
 from __future__ import annotations
