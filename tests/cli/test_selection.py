@@ -86,7 +86,7 @@ def test_thorough_means_all_probes_on_every_small_case_in_every_dtype(backend, d
     assert {job.probes for job in alone if job.case not in large} == {None}
 
 
-def test_thorough_runs_a_large_case_with_all_probes_once_and_not_again_where_it_repeats_what_small_ones_show():
+def test_thorough_runs_a_large_case_with_all_probes_in_two_dtypes_and_not_again_where_small_ones_show_the_same():
     op = Op.get("mhc.expand")
     large = [c.name for c in op.cases if "large" in c.tags]
 
@@ -95,8 +95,9 @@ def test_thorough_runs_a_large_case_with_all_probes_once_and_not_again_where_it_
         return [(job.case, job.dtype, job.probes) for job in jobs if job.case in large]
 
     assert found("reference") == [(c, "float32", VALUES) for c in large]
-    others = [(c, d, USUAL) for d in dtypes(op)[1:] for c in large]
-    assert found("triton") == [(c, "float32", None) for c in large] + others
+    every, usual = (tuple(p for p in probes if p != "float32") for probes in (NAMES, USUAL))
+    probes = {"float32": None, "bfloat16": every, "float16": usual}
+    assert found("triton") == [(c, d, probes[d]) for d in dtypes(op) for c in large]
 
 
 def test_levels_are_made_of_probes_that_exist():

@@ -122,7 +122,7 @@ def verify(
         bool,
         typer.Option(
             "--thorough",
-            help="Run every case in every dtype with every probe. Large cases have every probe in one dtype only.",
+            help="Run every case in every dtype with every probe. Large cases have every probe in two dtypes only.",
         ),
     ] = False,
     jobs: Annotated[

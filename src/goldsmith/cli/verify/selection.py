@@ -28,16 +28,17 @@ from ..terminal import count
 # VALUES needs two runs of the candidate, USUAL and CONTRACT seven more each, all probes about fifty. CONTRACT is for
 # Triton's interpreter: it runs programs in order, so that `repeats` would find nothing there.
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
-# where the same case also runs in float32
-AGAIN, ALL_AGAIN = (tuple(probe for probe in probes if probe != "float32") for probes in (VALUES, NAMES))
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
+# where the same case also runs in float32
+AGAIN, USUAL_AGAIN, ALL_AGAIN = (tuple(p for p in probes if p != "float32") for probes in (VALUES, USUAL, NAMES))
 ON_RANKS = ("values",)  # the other probes look at memory in one process
 RUNS: dict[tuple[str, ...] | None, int] = {
     VALUES: 2,
     AGAIN: 2,
-    ALL_AGAIN: 50,
     USUAL: 9,
+    USUAL_AGAIN: 9,
+    ALL_AGAIN: 50,
     CONTRACT: 9,
     None: 50,
 }  # of the candidate, roughly
@@ -95,8 +96,8 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
                 and the typical case with all probes, the others with VALUES. Then the typical case in the other dtypes
                 with VALUES.
     thorough  every case in every dtype with all probes; in the interpreter only small cases. Large cases show races,
-              offsets and sums that small ones cannot; where they would repeat what small ones show, they are left out:
-              in further dtypes they have USUAL, and the reference has them in the first dtype with VALUES
+              offsets and sums that small ones cannot; the other probes would repeat what small ones show. So they have
+              all probes in two dtypes, USUAL in further ones, and VALUES in one dtype on the reference
 
     The interpreter skips bfloat16, because its stores truncate. If bfloat16 was requested by name it runs, and `check`
     notes for each case that it was not judged.
@@ -149,7 +150,9 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
 def _thorough_large(cases: Sequence[Case], backend: str, dtypes: Sequence[str], job: _Jobs) -> list[Job]:
     if backend == "reference":
         return [job(c, dtypes[0], VALUES) for c in cases]
-    return [job(c, d, None if d == dtypes[0] else USUAL) for d in dtypes for c in cases]
+    every, usual = (ALL_AGAIN, USUAL_AGAIN) if dtypes[0] == "float32" else (None, USUAL)
+    probes = [None, every, *(usual for _ in dtypes[2:])]
+    return [job(c, d, probes[k]) for k, d in enumerate(dtypes) for c in cases]
 
 
 def _without_zeros(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -183,6 +186,7 @@ def examined(jobs: Iterable[Job]) -> str:
         None: "all probes",
         CONTRACT: "values, memory, second call and layouts",
         USUAL: "values, memory, second call and repeats",
+        USUAL_AGAIN: "values, memory, second call and repeats",
         VALUES: "values and memory",
         AGAIN: "values and memory",
         ALL_AGAIN: "all probes",
