@@ -180,12 +180,12 @@ def _in_place(a: Tensor, b: Tensor) -> Tensor:
     """acc += a_k b_k, one term after another, as a plain loop does; four terms at a time would have half its noise"""
     width, batch = b.shape[-1], math.prod(a.shape[:-2])
     rows = a.shape[-2] if a.device.type != "cpu" else max(1, _ACCUMULATORS // (batch * width))
-    parts = []
+    parts, factors = [], b.movedim(-2, 0).unsqueeze(-2).unbind()
     for part in a.split(rows, -2):
-        columns = part.movedim(-1, 0).unsqueeze(-1).contiguous()
-        acc = columns[0] * b[..., :1, :]
-        for k in range(1, len(columns)):
-            acc.addcmul_(columns[k], b[..., k : k + 1, :])
+        columns = part.movedim(-1, 0).unsqueeze(-1).contiguous().unbind()
+        acc = columns[0] * factors[0]
+        for column, factor in zip(columns[1:], factors[1:], strict=True):
+            acc.addcmul_(column, factor)
         parts.append(acc)
     return torch.cat(parts, -2)
 
