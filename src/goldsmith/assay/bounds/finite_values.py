@@ -56,4 +56,4 @@ class _FiniteValues(DispatchMode):
             self._seen.add(t.untyped_storage()._cdata)
             self.unsure |= t.is_complex()
             if t.is_floating_point() and t.numel():
-                self.sums.append(t.detach().sum(dtype=torch.float64))
+                self.sums.append(t.detach().to(torch.float64).sum())
