@@ -24,6 +24,7 @@ import pytest
 import torch
 
 import interpreted_products
+import one_card
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -108,6 +109,18 @@ def quick_interpreter():
     undo = speed_up(interpreter)
     yield
     undo()
+
+
+@pytest.fixture(autouse=True)
+def _turn_at_the_card(request, tmp_path_factory):
+    """Workers share the card; a test that times has it alone, because the clock sees the kernels of all processes."""
+    if not HAS_GPU:
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with one_card.turn(shared, alone=request.node.get_closest_marker("alone") is not None):
+        yield
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import torch
 
+from goldsmith.assay.bounds import running_errors
 from goldsmith.assay.bounds.bounded import smallest_subnormal
 from goldsmith.assay.bounds.running_errors import running_bounds, stored
 
@@ -66,6 +67,28 @@ def test_an_in_place_operator_has_the_error_of_its_functional_form():
 
     a, b = bounds(inplace, x=ramp(8))["y"], bounds(functional, x=ramp(8))["y"]
     assert torch.equal(a.value, b.value) and torch.equal(a.bound, b.bound)
+
+
+def test_an_open_bound_of_finite_numbers_needs_no_second_analysis(monkeypatch):
+    careful = []
+    run = running_errors._run
+    monkeypatch.setattr(running_errors, "_run", lambda *a, careful: seen(careful) or run(*a, careful=careful))
+    seen = careful.append
+
+    def open_bound(leaves):  # a divisor within its own error: its quotient is open, and 0 times that is NaN
+        q = leaves["x"] / (leaves["x"] / 3 - leaves["x"] / 3)[:, :1].exp().sub(1).add(1e-9)
+        return {"y": q @ torch.zeros(6, 2, dtype=F64)}
+
+    def overflows(leaves):
+        return {"y": open_bound(leaves)["y"] + 1 / (1 + (leaves["x"] * 1e4).exp())[:, :2]}
+
+    masked = {name: run(fn, {"x": ramp(4, 6)}, F32, {}, "ieee", None, careful=True)[0]["y"]
+              for name, fn in (("open", open_bound), ("overflow", overflows))}  # fmt: skip
+    for name, fn, runs in (("open", open_bound, [False]), ("overflow", overflows, [False, True])):
+        careful.clear()
+        b = bounds(fn, x=ramp(4, 6))["y"]
+        assert careful == runs and bool(b.open.all())
+        assert torch.equal(b.bound, masked[name].bound) and torch.equal(b.value, masked[name].value)
 
 
 def test_structural_zeros_differ_from_sums_that_cancel():

@@ -94,6 +94,27 @@ def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
     assert torch.equal(orders.matmul(a, b, orders.Order("as_stored", 0, 16)), acc)
 
 
+@pytest.mark.parametrize(
+    ("steps", "numbers", "dtype", "quicker"),
+    [(1000, 8000, F32, True), (1000, 8000, BF16, False), (1000, 9000, F64, False), (16, 8, F32, False)],
+)
+def test_a_gpus_loops_of_few_numbers_are_computed_on_the_cpu(steps, numbers, dtype, quicker):
+    there = torch.empty(1, dtype=dtype, device="meta")
+    assert orders._quicker_on_cpu(there, steps, numbers) is quicker
+    assert not orders._quicker_on_cpu(torch.empty(1, dtype=dtype), steps, numbers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("style", ORDERS)
+def test_sums_of_a_gpus_tensors_are_those_of_the_cpu(style):
+    x, order = normal(300, 40), orders.Order(style, 4, 16)
+    assert torch.equal(orders.fold(x.cuda(), order).cpu(), orders.fold(x, order))
+    assert torch.equal(orders.scan(x.cuda(), 0, order).cpu(), orders.scan(x, 0, order))
+    a, b = normal(3, 300), normal(300, 5, seed=1)
+    y = orders.matmul(a.cuda(), b.cuda(), order)
+    assert y.is_cuda and bool(((y.cpu() - a @ b).abs() <= gamma(300) * (a.abs() @ b.abs())).all())
+
+
 @pytest.mark.parametrize("style", ORDERS)
 def test_a_running_sum_rounds_its_partial_sums_to_its_own_precision(style):
     x = normal(3, 1000)

@@ -73,10 +73,31 @@ def test_a_dtype_requested_by_name_runs_even_in_the_interpreter():
     assert [job.dtype for job in jobs] == ["bfloat16"]
 
 
-def test_thorough_means_all_probes_everywhere():
-    for backend, device, interpreted in PLACES:
-        jobs = choose(Op.get("mhc.expand"), backend, device, interpreted, "thorough", None).jobs
-        assert {job.probes for job in jobs} == {None}
+@pytest.mark.parametrize("backend, device, interpreted", PLACES)
+def test_thorough_means_all_probes_on_every_small_case_in_every_dtype(backend, device, interpreted):
+    op = Op.get("mhc.expand")
+    jobs = choose(op, backend, device, interpreted, "thorough", None).jobs
+    large = {c.name for c in op.cases if "large" in c.tags}
+    small = [job for job in jobs if job.case not in large]
+    assert {job.probes for job in small if job.dtype == "float32"} == {None}
+    # the same case in float32 is a job of its own
+    assert {job.probes for job in small if job.dtype != "float32"} == {tuple(p for p in NAMES if p != "float32")}
+    alone = choose(op, backend, device, interpreted, "thorough", "float16").jobs
+    assert {job.probes for job in alone if job.case not in large} == {None}
+
+
+def test_thorough_runs_a_large_case_with_all_probes_in_two_dtypes_and_not_again_where_small_ones_show_the_same():
+    op = Op.get("mhc.expand")
+    large = [c.name for c in op.cases if "large" in c.tags]
+
+    def found(backend):
+        jobs = choose(op, backend, "cuda", False, "thorough", None).jobs
+        return [(job.case, job.dtype, job.probes) for job in jobs if job.case in large]
+
+    assert found("reference") == [(c, "float32", VALUES) for c in large]
+    every, usual = (tuple(p for p in probes if p != "float32") for probes in (NAMES, USUAL))
+    probes = {"float32": None, "bfloat16": every, "float16": usual}
+    assert found("triton") == [(c, d, probes[d]) for d in dtypes(op) for c in large]
 
 
 def test_levels_are_made_of_probes_that_exist():
@@ -92,6 +113,11 @@ def test_estimated_costs_grow_with_the_work():
 
     assert cost(VALUES, False) < cost(USUAL, False) < cost(None, False) < cost(None, True)
     assert cost(VALUES, False) < cost(VALUES, True)
+
+
+def test_no_case_counts_as_hours_in_the_time_left():
+    for op in OPS:
+        assert max(job.cost for job in choose(op, "triton", "cuda", False, "thorough", None).jobs) < 60
 
 
 def own(draw, **options):
@@ -130,7 +156,9 @@ def test_a_case_that_cannot_be_drawn_does_not_end_the_planning():
 def test_one_sentence_says_what_ran():
     jobs = [Job("a", "float32", "a", None), Job("b", "float32", "b", None), Job("c", "float32", "c", VALUES)]
     assert examined(jobs[:2]) == "Run: 2 cases with all probes."
-    message = "Run: 2 cases with all probes; 1 case with values and memory; --thorough runs all probes on every case."
+    message = (
+        "Run: 2 cases with all probes; 1 case with values and memory; --thorough runs all probes on every small case."
+    )
     assert examined(jobs) == message
     assert examined([]) == ""
 

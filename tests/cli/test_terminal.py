@@ -10,6 +10,7 @@ from rich.padding import Padding
 from goldsmith.cli.bench import tables
 from goldsmith.cli.bench.rows import TimingRow
 from goldsmith.cli.terminal import WholeTable, console
+from goldsmith.cli.verify import display
 from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.display import VerifyProgress
 from goldsmith.cli.verify.selection import Job
@@ -73,6 +74,17 @@ def test_a_progress_bar_stays_on_one_line_with_its_unit(width):
         text = printed(progress.progress.make_tasks_table(progress.progress.tasks), width)
     (line,) = [line for line in text.splitlines() if line.strip()]
     assert re.search(r"1/20 cases", line) and line.rstrip().endswith("about 6 min 58 s left")
+
+
+def test_a_log_has_a_line_where_no_check_finishes_for_long(monkeypatch):
+    check = Check("an operator", "", "cpu", [Job(str(k), "float32", str(k)) for k in range(3)])
+    out = io.StringIO()
+    now = iter([0.0, 10.0, 31.0, 31.0, 31.0, 50.0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(now))
+    with VerifyProgress(Console(file=out, width=80), [check]) as progress:
+        for _ in range(3):
+            progress.finished(check, 1.0, "an operator: case[T=1]")
+    assert out.getvalue() == "2 of 3 cases after 31 s: an operator: case[T=1]\n"
 
 
 def test_a_cell_of_several_words_is_not_cut():

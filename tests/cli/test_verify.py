@@ -295,6 +295,19 @@ def test_cases_keep_their_order_whatever_worker_finishes_first():
     assert check.report().cases == ["a", "b", "c", "d"]
 
 
+def test_the_costliest_operator_begins_first_and_two_operators_do_not_go_through_their_cases_in_step():
+    def jobs(check, dtype, costs):
+        return [{"check": check, "dtype": dtype, "case": str(k), "cost": cost} for k, cost in enumerate(costs)]
+
+    small = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
+    listed = [*jobs(0, "float32", small[:2]), *jobs(1, "float32", [*small, 5.0]), *jobs(2, "float32", [*small, 5.0])]
+    ordered = command.costliest_first(listed)
+    assert ordered == command.costliest_first(listed) and len(ordered) == len(listed)
+    assert [job["check"] for job in ordered] == [1] * 7 + [2] * 7 + [0] * 2
+    first, second = ([job["case"] for job in ordered if job["check"] == check] for check in (1, 2))
+    assert first[0] == second[0] == "6" and first != second
+
+
 def test_a_reference_fault_is_not_hidden_by_cases_that_pass():
     assert merged_report.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
     faults = [report("a", verdict="reference_fault"), report("b", verdict="fail")]

@@ -119,7 +119,11 @@ def verify(
     json: Annotated[str | None, typer.Option(help="Write all results as JSON; - means stdout.", metavar="FILE")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run one small case per operator and backend.")] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Run every case, even the largest, in every dtype and with every probe.")
+        bool,
+        typer.Option(
+            "--thorough",
+            help="Run every case in every dtype with every probe. Large cases have every probe in two dtypes only.",
+        ),
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(help="Number of worker processes. Default: depends on cores and device.", min=1)

@@ -89,6 +89,7 @@ def test_a_time_below_the_floor_is_impossible():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_times_are_those_of_events():
     verdict = timed(RIGHT, device="cuda")
     assert verdict.ok and verdict.timing["device"] is not None and not verdict.timing["doubts"]

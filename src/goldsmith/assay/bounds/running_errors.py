@@ -30,6 +30,7 @@ from ...core.tracing import is_deciding
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from .bounded import Bounded, smallest_subnormal, unit_roundoff
+from .finite_values import finite_throughout
 from .rule_context import Error
 from .rule_lookup import OperatorTreatment, decided, treatment_of
 from .storage_errors import Twin, slots, tensors, view_key
@@ -55,9 +56,14 @@ def running_bounds(
     read_back: dtype of rounded outputs that a backward may read again: attention's computes sum(g p) as sum(dy y).
     """
     bounded, clean = _run(fn, leaves, compute, stores, dot, read_back, careful=False)
-    if not clean:  # NaN or Inf appeared: run again with rules that mask them, at about twice the cost
-        bounded, _ = _run(fn, leaves, compute, stores, dot, read_back, careful=True)
-    return bounded
+    if clean or (_all_finite(bounded) and finite_throughout(fn, leaves)):
+        return bounded  # where only bounds are open, 0 times an infinite error is NaN
+    # NaN or Inf appeared: run again with rules that mask them, at about twice the cost
+    return _run(fn, leaves, compute, stores, dot, read_back, careful=True)[0]
+
+
+def _all_finite(bounded: Mapping[str, Bounded]) -> bool:
+    return all(bool(torch.isfinite(b.value).all()) for b in bounded.values())
 
 
 def stored(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -78,11 +78,12 @@ class GoldenResults:
     # the golden as a function of its leaves
 
     def evaluate(
-        self, leaves: Mapping[str, Tensor], *, gradients: bool = True, early: bool = False
+        self, leaves: Mapping[str, Tensor], *, gradients: bool = True, early: bool = False, look: bool = False
     ) -> dict[str, Tensor]:
         """Outputs, stages and gradients of the golden, in the precision of `leaves`.
 
         early: store outputs as soon as they are computed, so that the golden goes on with the stored values.
+        look: find out the order in which the golden computes its outputs, which costs Python time for each operator.
         """
         target, run = self.material.target, self.run
         sent = [n for n in run.cotangents if gradients]
@@ -91,10 +92,8 @@ class GoldenResults:
         with torch.enable_grad(), listening(tracer):
             placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
             supply = self.material.ordered(placed)
-            look = self._several and (
-                early or self._made_in is None
-            )  # costs Python time for each operator, so not every time
-            creation = CreationOrder(self._stores_early if early else None) if look else None
+            stores = self._stores_early if early else {}
+            creation = CreationOrder(stores) if stores or (look and self._several) else None
             with creation or nullcontext():
                 named = self._named(target.bound("golden", supply)(supply))
             if creation:
@@ -133,9 +132,8 @@ class GoldenResults:
         if not self._several or self.read_back is None:
             return {}
         self._count("plain")
-        self._made_in = None  # under other leaves the operators may have other numbers
         with self_check.default_dtype(torch.float64):
-            self.evaluate(self.leaves, gradients=False)
+            self.evaluate(self.leaves, gradients=False, look=True)
         return {number: partial(self._store, name) for name, number in self._creation_numbers.items()}
 
     def _store(self, name: str, value: Tensor) -> Tensor:
@@ -220,8 +218,8 @@ class GoldenResults:
         with golden_errors():
             try:
                 return running_errors.running_bounds(
-                    partial(self.evaluate, early=True), self.leaves, compute=self.compute, stores=self.stores,
-                    dot=self.material.target.dot, read_back=self.read_back,
+                    partial(self.evaluate, early=True, look=True), self.leaves, compute=self.compute,
+                    stores=self.stores, dot=self.material.target.dot, read_back=self.read_back,
                 )  # fmt: skip
             except (GoldenError, TargetError, ImportError):
                 raise

@@ -1,7 +1,8 @@
 """Legal orders of a sum, a scan and a matrix product: sequential, permuted, tiled, pairwise.
 
 `reduce` and `matmul` return the result of some correct implementation in the tensor's own precision: no partial sum has
-more precision. On the CPU numpy runs the sequential loops: its reductions over a leading axis add row after row.
+more precision. On the CPU numpy runs the sequential loops: its reductions over a leading axis add row after row. A GPU
+needs a launch for each term of a loop, so that loops of few numbers a step are computed on the CPU as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _MOST_AT_ONCE = 2**24  # up to this many products: compute all terms, then add t
 _MOST_IN_PLACE = 2**34  # up to this many: add in place, 0.75 ns a term on a CPU; with more, add four terms at a time
 _MOST_LAUNCHES = 2**14  # on a GPU, a launch adds one term; real kernels add no more terms than this one after another
 _ACCUMULATORS = 2**16  # as many as fit in a core's cache
+# a launch with its slices costs some 10 us, in which a core adds 8,000 numbers; a copy to the CPU and back costs 100 us
+_LEAST_LAUNCHES, _FEW_NUMBERS = 2**5, 2**13
 _MOST_PARTIALS = 2**24  # elements of the tiles' partial sums in memory at once
 
 
@@ -85,11 +88,20 @@ def sequential(x: Tensor, dim: int, product: bool = False) -> Tensor:
             if a.shape[-1] < 2 or dim == a.ndim - 1:  # numpy would sum a single column pairwise
                 return torch.from_numpy(numpy.ascontiguousarray(f.accumulate(a, axis=dim).take(-1, axis=dim)))
             return torch.from_numpy(numpy.asarray(f.reduce(a, axis=dim)))
+    n = x.shape[dim]
+    if _quicker_on_cpu(x, n, x.numel() // max(n, 1)):
+        return sequential(x.cpu(), dim, product).to(x.device)
     steps = x.unbind(dim)
     acc = steps[0].clone()
     for step in steps[1:]:
         acc = acc * step if product else acc + step
     return acc
+
+
+def _quicker_on_cpu(t: Tensor, steps: int, numbers: int) -> bool:
+    """Whether a loop over a GPU's tensor is quicker on the CPU: `steps` launches, each for that many numbers."""
+    exact = t.dtype in (torch.float32, torch.float64)  # in 16 bits the CPU, too, needs an operator for each step
+    return t.device.type != "cpu" and exact and steps >= _LEAST_LAUNCHES and numbers <= _FEW_NUMBERS
 
 
 def scan(x: Tensor, dim: int, order: Order) -> Tensor:
@@ -114,6 +126,8 @@ def _running(rows: Tensor) -> Tensor:
 
         with numpy.errstate(invalid="ignore", over="ignore"):
             return torch.from_numpy(numpy.add.accumulate(rows.contiguous().numpy(), axis=0))
+    if _quicker_on_cpu(rows, rows.shape[0], rows.numel() // max(rows.shape[0], 1)):
+        return _running(rows.cpu()).to(rows.device)
     acc = [rows[0]] if rows.shape[0] else []
     for row in rows[1:]:
         acc.append(acc[-1] + row)
@@ -129,17 +143,24 @@ def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
     if p is not None:
         a, b = a.index_select(-1, p), b.index_select(-2, p)
     if order.style in ("as_stored", "permuted"):
-        terms = a.numel() * b.shape[-1]
-        if a.device.type == "cpu" and terms <= _MOST_AT_ONCE:
-            return _one_by_one(a, b)
-        if terms <= _MOST_IN_PLACE and (a.device.type == "cpu" or n <= _MOST_LAUNCHES):
-            return _in_place(a, b)
-        return _tile_by_tile(a, b, 4 if n <= _MOST_LAUNCHES else n // (_MOST_LAUNCHES // 4))
+        return _term_by_term(a, b)
     tiles = -(-n // order.tile)
     outputs = a.numel() // n * b.shape[-1]
     if order.style == "pairwise" and tiles > 1 and outputs * tiles <= _MOST_PARTIALS:
         return pairwise(torch.stack([s @ t for s, t in _tiles(a, b, order.tile)]))
     return _tile_by_tile(a, b, order.tile)
+
+
+def _term_by_term(a: Tensor, b: Tensor) -> Tensor:
+    """The product whose terms are added one after another; where they are very many, some at a time."""
+    n, device, terms = a.shape[-1], a.device, a.numel() * b.shape[-1]
+    if _quicker_on_cpu(a, n, terms // n):
+        a, b = a.cpu(), b.cpu()
+    if terms > _MOST_IN_PLACE or (device.type != "cpu" and n > _MOST_LAUNCHES):
+        product = _tile_by_tile(a, b, 4 if n <= _MOST_LAUNCHES else n // (_MOST_LAUNCHES // 4))
+    else:
+        product = _one_by_one(a, b) if a.device.type == "cpu" and terms <= _MOST_AT_ONCE else _in_place(a, b)
+    return product.to(device)
 
 
 def _tiles(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -159,12 +180,12 @@ def _in_place(a: Tensor, b: Tensor) -> Tensor:
     """acc += a_k b_k, one term after another, as a plain loop does; four terms at a time would have half its noise"""
     width, batch = b.shape[-1], math.prod(a.shape[:-2])
     rows = a.shape[-2] if a.device.type != "cpu" else max(1, _ACCUMULATORS // (batch * width))
-    parts = []
+    parts, factors = [], b.movedim(-2, 0).unsqueeze(-2).unbind()
     for part in a.split(rows, -2):
-        columns = part.movedim(-1, 0).unsqueeze(-1).contiguous()
-        acc = columns[0] * b[..., :1, :]
-        for k in range(1, len(columns)):
-            acc.addcmul_(columns[k], b[..., k : k + 1, :])
+        columns = part.movedim(-1, 0).unsqueeze(-1).contiguous().unbind()
+        acc = columns[0] * factors[0]
+        for column, factor in zip(columns[1:], factors[1:], strict=True):
+            acc.addcmul_(column, factor)
         parts.append(acc)
     return torch.cat(parts, -2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -207,12 +208,13 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
     jobs: list[CheckRequest] = []
     for number, check in enumerate(outcome.checks):
         jobs += [_message(number, check, job, request) for job in check.jobs]
+    jobs = costliest_first(jobs)
     retried: list[CheckRequest] = []
     with display.VerifyProgress(err, outcome.checks) as progress:
         for alone in (False, True):
             if alone:
                 pool.size = 1  # these ran out of memory while other workers ran
-            for job, reply in pool.run(retried if alone else jobs, group=lambda job: (job["check"], job["dtype"])):
+            for job, reply in pool.run(retried if alone else jobs, group=_group):
                 check, dtype = outcome.checks[job["check"]], job["dtype"]
                 case = job["label"]
                 if isinstance(reply, Died):
@@ -236,6 +238,26 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
                 check.done += 1
                 now = cast("CheckRequest", pool.running[0]) if pool.running else job
                 progress.finished(check, job["cost"], f"{outcome.checks[now['check']].name}: {now['case']}")
+
+
+def _group(job: CheckRequest) -> tuple[int, str]:
+    """Jobs of one group use the same compiled kernels."""
+    return job["check"], job["dtype"]
+
+
+def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
+    """The costliest groups first, each from its costliest jobs on: a long job begun last would run alone at the end.
+
+    Jobs of about one cost come in an order of their group's own. Operators of one family have the same cases and share
+    kernels; two workers that went through them in step would compile each of these kernels at the same time.
+    """
+    costs: dict[tuple[int, str], float] = {}
+    for job in jobs:
+        costs[_group(job)] = costs.get(_group(job), 0.0) + job["cost"]
+    shuffled = {group: random.Random(str(group)) for group in costs}
+    return sorted(
+        jobs, key=lambda job: (-costs[_group(job)], _group(job), -round(job["cost"]), shuffled[_group(job)].random())
+    )
 
 
 def _message(number: int, check: Check, job: Job, request: VerifyRequest) -> CheckRequest:

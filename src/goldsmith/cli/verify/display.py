@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -23,6 +24,7 @@ WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
 MISDECLARED, UNJUDGED = "[yellow]declared wrongly[/]", "[yellow]not judged[/]"
 CASES_SHOWN = 3
+QUIET_S = 30.0  # seconds after which a log gets a line although no check has finished
 
 
 class _Left(ProgressColumn):
@@ -36,12 +38,13 @@ class _Left(ProgressColumn):
 
 
 class VerifyProgress:
-    """A progress bar on a terminal; in a log, one line per finished check."""
+    """A progress bar on a terminal; in a log, a line per finished check, and one where that takes long."""
 
     def __init__(self, console: Console, checks: Sequence[Check]) -> None:
         self.console, self.checks = console, checks
         self.cases = sum(len(c.jobs) for c in checks)
         self.done = 0
+        self.began = self.printed = time.monotonic()
         self.narrow = console.width < 80
         self.progress = Progress(
             TextColumn("{task.fields[now]}", style="dim", table_column=Column(no_wrap=True)),
@@ -67,10 +70,19 @@ class VerifyProgress:
     def finished(self, check: Check, cost: float, now: str) -> None:
         self.done += 1
         width = max(8, self.console.width - 47) if self.narrow else max(24, min(44, self.console.width - 80))
-        now = now if len(now) <= width else f"{now[: width - 1]}…"
-        self.progress.update(self.task, advance=cost, now=now.ljust(width), done=f"{self.done}/{self.cases} cases")
-        if check.complete and not self.console.is_terminal:
-            self.console.print(_line(check), markup=True)
+        shown = now if len(now) <= width else f"{now[: width - 1]}…"
+        self.progress.update(self.task, advance=cost, now=shown.ljust(width), done=f"{self.done}/{self.cases} cases")
+        if self.console.is_terminal:
+            return
+        if check.complete:
+            self._print(_line(check))
+        elif time.monotonic() - self.printed >= QUIET_S:
+            taken = duration(time.monotonic() - self.began)
+            self._print(f"[dim]{self.done} of {count(self.cases, 'case')} after {taken}: {escape(now)}[/]")
+
+    def _print(self, line: str) -> None:
+        self.printed = time.monotonic()
+        self.console.print(line, markup=True)
 
 
 def _line(check: Check) -> str:

@@ -1,8 +1,8 @@
 """Selects the cases of a run, their dtypes and probes, and estimates what each costs.
 
-`--thorough` selects everything. The ordinary run on a CPU should finish within two minutes on two slow cores, where one
-run of an interpreted Triton kernel takes 0.1 to 1 s, and the golden's bounds and ensembles take 0.3 s a case (torch
-2.13).
+`--thorough` selects everything, except repeats of large cases. The ordinary run on a CPU should finish within two
+minutes on two slow cores, where one run of an interpreted Triton kernel takes 0.1 to 1 s, and the golden's bounds and
+ensembles take 0.3 s a case (torch 2.13).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from ...assay.declare.case import Case
 from ...assay.declare.target import Target
+from ...assay.probes import NAMES
 from ...core.op import Op
 from ..targets import op_dtypes
 
@@ -27,20 +28,24 @@ from ..terminal import count
 # VALUES needs two runs of the candidate, USUAL and CONTRACT seven more each, all probes about fifty. CONTRACT is for
 # Triton's interpreter: it runs programs in order, so that `repeats` would find nothing there.
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
-AGAIN = tuple(probe for probe in VALUES if probe != "float32")  # where the same case also runs in float32
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
+# where the same case also runs in float32
+AGAIN, USUAL_AGAIN, ALL_AGAIN = (tuple(p for p in probes if p != "float32") for probes in (VALUES, USUAL, NAMES))
 ON_RANKS = ("values",)  # the other probes look at memory in one process
 RUNS: dict[tuple[str, ...] | None, int] = {
     VALUES: 2,
     AGAIN: 2,
     USUAL: 9,
+    USUAL_AGAIN: 9,
+    ALL_AGAIN: 50,
     CONTRACT: 9,
     None: 50,
 }  # of the candidate, roughly
 EVERY_PROBE = "every_probe"  # tag of cases that get all probes in an ordinary run
 TYPICAL_ELEMENTS = 100  # elements of the largest input of the case that represents the others
 FEW_CASES = 8  # most cases per operator in an ordinary run, in the interpreter and of a reference on a GPU
+LARGE_COST = 10  # times that of a small case: on a GPU launches cost most, and large cases have no more of them
 SIZES = ("quick", "default", "thorough")
 
 
@@ -90,7 +95,9 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
               - otherwise (the reference and native kernels on a CPU): every small case in the first dtype. Tagged cases
                 and the typical case with all probes, the others with VALUES. Then the typical case in the other dtypes
                 with VALUES.
-    thorough  every case in every dtype with all probes; in the interpreter only small cases
+    thorough  every case in every dtype with all probes; in the interpreter only small cases. Large cases show races,
+              offsets and sums that small ones cannot; the other probes would repeat what small ones show. So they have
+              all probes in two dtypes, USUAL in further ones, and VALUES in one dtype on the reference
 
     The interpreter skips bfloat16, because its stores truncate. If bfloat16 was requested by name it runs, and `check`
     notes for each case that it was not judged.
@@ -115,26 +122,37 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
         text = "cases in bfloat16 (Triton's interpreter truncates its stores, hardware rounds them)"
         left_out.append((len(op.cases), text))
     everything = [(c, d) for d in dtypes for c in cases]
+    again, every = (AGAIN, ALL_AGAIN) if dtypes[0] == "float32" else (VALUES, None)
     if size == "thorough":
-        return Choice([job(c, d, None) for c, d in everything], _without_zeros(left_out))
+        jobs = [job(c, d, None if d == dtypes[0] else every) for c, d in everything if "large" not in c.tags]
+        jobs += _thorough_large([c for c in cases if "large" in c.tags], backend, dtypes, job)
+        left_out.append((len(everything) - len(jobs), "large cases of the reference in further dtypes"))
+        return Choice(jobs, _without_zeros(left_out))
     if interpreted:
         kept = _spread(cases, typical)
         jobs = [job(c, dtypes[0], CONTRACT if c is typical else VALUES) for c in kept]
         left_out.append((len(everything) - len(jobs), "small cases in the interpreter (run with --thorough)"))
     elif on_gpu and backend != "reference":
         small = [c for c in cases if "large" not in c.tags]
-        again = AGAIN if dtypes[0] == "float32" else VALUES
         jobs = [job(c, dtypes[0], _ordinary(c, typical, USUAL)) for c in cases]
         jobs += [job(c, d, again) for d in dtypes[1:] for c in small]
         left_out.append((len(everything) - len(jobs), "large cases in further dtypes (run with --thorough)"))
     else:
         kept = _spread([c for c in cases if "large" not in c.tags], typical) if on_gpu else cases
         jobs = [job(c, dtypes[0], _ordinary(c, typical, VALUES)) for c in kept]
-        jobs += [job(typical, d, VALUES) for d in dtypes[1:]]
+        jobs += [job(typical, d, again) for d in dtypes[1:]]
         further = (len(dtypes) - 1) * (len(cases) - 1)
         left_out.append((len(cases) - len(kept), "cases of the reference on a GPU (run with --thorough)"))
         left_out.append((further, "cases in further dtypes (run with --thorough)"))
     return Choice(jobs, _without_zeros(left_out))
+
+
+def _thorough_large(cases: Sequence[Case], backend: str, dtypes: Sequence[str], job: _Jobs) -> list[Job]:
+    if backend == "reference":
+        return [job(c, dtypes[0], VALUES) for c in cases]
+    every, usual = (ALL_AGAIN, USUAL_AGAIN) if dtypes[0] == "float32" else (None, USUAL)
+    probes = [None, every, *(usual for _ in dtypes[2:])]
+    return [job(c, d, probes[k]) for k, d in enumerate(dtypes) for c in cases]
 
 
 def _without_zeros(left_out: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -168,8 +186,10 @@ def examined(jobs: Iterable[Job]) -> str:
         None: "all probes",
         CONTRACT: "values, memory, second call and layouts",
         USUAL: "values, memory, second call and repeats",
+        USUAL_AGAIN: "values, memory, second call and repeats",
         VALUES: "values and memory",
         AGAIN: "values and memory",
+        ALL_AGAIN: "all probes",
         ON_RANKS: "the values of all ranks",
     }
     probes = [job.probes for job in jobs]
@@ -177,7 +197,7 @@ def examined(jobs: Iterable[Job]) -> str:
     parts = [
         f"{count(numbers[phrase], 'case')} with {phrase}" for phrase in dict.fromkeys(words.values()) if numbers[phrase]
     ]
-    parts += ["--thorough runs all probes on every case"] if set(probes) - {None, ON_RANKS} else []
+    parts += ["--thorough runs all probes on every small case"] if set(probes) - {None, ALL_AGAIN, ON_RANKS} else []
     return f"Run: {'; '.join(parts)}." if probes else ""
 
 
@@ -227,7 +247,8 @@ class _Jobs:
         runs = RUNS[probes]
         seconds = 0.3 + 0.03 * runs + runs * (0.4 if self.interpreted else 0.01)
         label = case.name if case.given or list(self.dtypes) == [dtype] else f"{case.name} {dtype}"
-        return Job(case.name, dtype, label, probes, seconds * (1 + elements(case) / (5e6 if self.on_gpu else 2e4)))
+        size = LARGE_COST if "large" in case.tags else 1 + elements(case) / (5e6 if self.on_gpu else 2e4)
+        return Job(case.name, dtype, label, probes, seconds * size)
 
 
 def _name(dtype: torch.dtype) -> str:
