@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ KINDS = {"int4": "Q4_0", "int8": "Q8_0", "bf16": "BF16", "fp32": "F32"}
 FILE_TYPES = {"int4": 2, "int8": 7, "bf16": 32, "fp32": 0}
 CONTEXT = 40960  # tokens, the same in every file, so that files can be kept
 BLOCK = 32  # weights of a block of Q4_0 or Q8_0
+SLICES = 64  # of a tensor that is decoded: few rows at a time stay in the caches
 Progress = Callable[[int, int], None]  # bytes so far, all bytes
 
 
@@ -102,9 +105,7 @@ def read(path: Path, dtype: torch.dtype, *, experts: bool = True) -> dict[str, T
     for entry in gguf.GGUFReader(path).tensors:
         if not experts and "_exps." in entry.name:
             continue
-        plain = gguf.quants.dequantize(entry.data, entry.tensor_type)
-        # a copy, because the reader's own memory is the file's
-        tensor = torch.from_numpy(np.array(plain, dtype=np.float32)).to(dtype)
+        tensor = _numbers(entry, dtype)
         name = entry.name.removesuffix(".weight")
         fixed = {EMBEDDING: "model.embed_tokens", NORM: "model.norm", HEAD: "lm_head"}
         if name in fixed:
@@ -123,3 +124,19 @@ def read(path: Path, dtype: torch.dtype, *, experts: bool = True) -> dict[str, T
                 tensors[f"{prefix}mlp.experts.gate_up_proj"] = torch.cat([pair[0], pair[1]], 1)
                 del halves[f"{layer}.ffn_gate_exps"], halves[f"{layer}.ffn_up_exps"]
     return tensors
+
+
+def _numbers(entry: Any, dtype: torch.dtype) -> Tensor:
+    """The numbers of one tensor of a file, decoded by all cores in slices along the first axis."""
+    import gguf
+
+    numbers = torch.empty([int(size) for size in reversed(entry.shape)], dtype=dtype)
+
+    def decode(rows: slice) -> None:
+        plain = gguf.quants.dequantize(entry.data[rows], entry.tensor_type)
+        numbers[rows] = torch.from_numpy(np.array(plain, dtype=np.float32))  # a copy: the file's memory is read only
+
+    step = -(-len(numbers) // SLICES)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(decode, [slice(first, first + step) for first in range(0, len(numbers), step)]))
+    return numbers
