@@ -98,6 +98,8 @@ def _serve(
         stack.callback(server.close)
         ready = _Ready(arguments, list(names), limits, offloaded, listener, show, bool(tokenizer.chat_template), needs)
         hosts = [arguments.host.lower(), "localhost", "127.0.0.1", "[::1]"] if is_loopback(arguments.host) else None
+        with show.doing("computing a first text"):
+            server.begin()
         server.run(listener, hosts, ready)
         show.ended(server.served)
     return 0
