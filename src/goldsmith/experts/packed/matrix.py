@@ -172,7 +172,7 @@ def pack_matrix(
     if weight.dim() != 2 or 0 in weight.shape:
         raise ShapeError(f"{_OP}: weight is {list(weight.shape)}, expected [out, in] with at least 1 of each")
     fmt = FORMATS[format]
-    layout = MatrixLayout.of(format, *weight.shape, group_size, scale_dtype)
+    layout = MatrixLayout.of(format, weight.shape[0], weight.shape[1], group_size, scale_dtype)
     with frozen():
         source = weight.detach().cpu()
         check_finite(_OP, "weight", source)

@@ -263,7 +263,7 @@ def _dense_rows(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ..
     660 ms instead of 24 for 32,768 x 1,024 in bfloat16 (AMD EPYC, 2 cores, torch 2.13, 2026-11).
     """
     x, *others = inputs
-    return x.reshape(-1, x.shape[-1]).view(x.shape), *others
+    return x.reshape(-1, x.shape[-1]).contiguous().view(x.shape), *others
 
 
 def _last(outputs: object) -> Tensor | None:

@@ -104,7 +104,7 @@ class Service:
             ids = prompt_ids(self._tokenizer, prompt)
             self._check_ids(ids)
             return ids
-        given = prompt if isinstance(prompt, list) else [None]
+        given: list[Any] = prompt if isinstance(prompt, list) else [None]
         if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in given):
             raise wrong(
                 "prompt", "expected one text, or one list of token ids; send several prompts as several requests."
