@@ -1,5 +1,7 @@
 """The `goldsmith` program: without arguments, its version, wrong arguments, missing packages."""
 
+import atexit
+import gc
 import json
 import resource
 import signal
@@ -23,6 +25,14 @@ SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 
 def run(*arguments):
     return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_programs_end_searches_no_garbage(monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    with pytest.raises(SystemExit):
+        app(["--version"])
+    assert at_exit == [gc.freeze]
 
 
 def test_without_a_command_it_lists_its_commands():

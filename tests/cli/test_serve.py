@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -196,11 +198,20 @@ def test_what_is_not_supported_is_refused_by_name(server, tmp_path):
         {"n": 2}, {"logprobs": 3}, {"presence_penalty": 0.5}, {"logit_bias": {"5": 1}}, {"echo": True},
         {"suffix": "end"}, {"temperature": -1}, {"temperature": "hot"}, {"top_p": 0}, {"max_tokens": 0},
         {"max_tokens": True}, {"stop": [""]}, {"stop": 5}, {"seed": 2**70}, {"unknown": 1}, {"prompt": ["a", "b"]},
-        {"prompt": {}}, {"prompt": [10**6]}, {"stream_options": {"x": 1}}, {"generation_config": '{"compile": 1}'},
+        {"prompt": {}}, {"prompt": [10**6]}, {"user": {}}, {"metadata": 5},
+        {"stream_options": {"x": 1}}, {"generation_config": '{"compile": 1}'},
     ]  # fmt: skip
     for field in fields:
         status, text = refused(server, **{"model": "tiny", "prompt": "x", **field})
         assert status == 400 and (next(iter(field)) in text or "prompt" in field), text
+    status, text = refused(server, model="tiny", prompt="x", temperature=1e-320)
+    assert (
+        status == 400
+        and text.startswith("temperature: the largest logit")
+        and text.endswith("Give a higher one, or 0.")
+    )
+    assert refused(server, model="x" * 5000, prompt="x")[1].startswith("The model 'xxx")
+    assert max(len(refused(server, **{name: "x" * 5000})[1]) for name in ("model", "y" * 5000, "stop")) < 200
     for fields in (
         {"messages": []}, {"messages": [{"content": "x"}]}, {"messages": [{"role": "user", "content": 5}]},
         {"messages": HELLO, "response_format": {"type": "json_object"}},
@@ -239,7 +250,7 @@ def test_garbage_and_a_client_that_hangs_hurt_nobody(server):
     hanging.sendall(posted(b"", length=100))  # it never sends its body
     for body, part in (
         (b"{", "is not JSON"), (b"\xff\xfe", "is not JSON"), (b"[" * 100_000, "is not JSON"), (b"[]", "a list"),
-        (b'{"model": NaN}', "is not JSON"), (b"null", "null"),
+        (b'{"model": NaN}', "is not JSON"), (b"null", "null"), (rb'{"prompt": ["\ud800"]}', "half of a pair"),
     ):  # fmt: skip
         answer = raw(server, posted(body)).decode()
         assert answer.startswith("HTTP/1.1 400") and part in answer
@@ -251,9 +262,8 @@ def test_garbage_and_a_client_that_hangs_hurt_nobody(server):
     assert raw(server, b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert raw(server, posted(b"x" * (9 * 2**20))).startswith(b"HTTP/1.1 413")
     for path in ("/reset", "/v1/responses", "/v1/audio/transcriptions", "/etc/passwd"):
-        assert raw(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()).startswith(
-            b"HTTP/1.1 404"
-        )
+        answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 404") and b"server_error" not in answer
     assert completed(server, "Thou", tokens=4).text
     hanging.close()
 
@@ -307,9 +317,34 @@ def test_memory_is_stated_before_and_measured_after(server):
     assert server.ready["limits"] == {"parallel": 16, "context": CONTEXT, "tokens": 16 * CONTEXT, "queue": 64}
 
 
-def test_ctrl_c_answers_every_request_and_ends(place):
+def drops_what_has_no_memory(server):
+    """The keys and values of one request cannot be had, for real: it is refused, and others have their text."""
+    pid, kind = server.process.pid, resource.RLIMIT_AS
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    before = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (pages * resource.getpagesize() + 2**27, before[1]))
+    want = completed(server, "Thou", model="long", tokens=30).text
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(completed, server, "Thou", model="long", tokens=30)
+        status, text = refused(server, model="long", prompt="Shall I", max_tokens=900_000)
+        assert status == 507 and text.startswith("Out of memory: the server dropped this request.")
+        assert other.result().text == want
+    resource.prlimit(pid, kind, before)
+
+
+def test_a_text_that_takes_long_to_read_holds_up_no_other(server):
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(refused, server, model="tiny", prompt="x" * 1_000_000)
+        while not long.running():
+            pass
+        assert completed(server, "Thou", tokens=2) and not long.done()
+        assert long.result()[0] == 400
+
+
+def test_without_memory_one_request_is_dropped_and_ctrl_c_answers_every_other(place):
     """Two that run, one of them streamed, and two that wait."""
     own = Server(saved(place / "long", max_position_embeddings=10**6), "--parallel", "2", "--total-tokens", "1000000")
+    drops_what_has_no_memory(own)
     ask = {"model": "long", "prompt": "Thou", "max_tokens": 400_000}
     stream = iter(own.client.completions.create(**ask, stream=True))
     next(stream)

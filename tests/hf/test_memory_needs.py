@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import tiny_models
 from cli.finetune_tools import saved_model
+from goldsmith.experts import PackedLinear
 from goldsmith.hf.offload import loading
 from goldsmith.hf.offload.budget import cache_bytes
 from goldsmith.offload import from_pretrained
@@ -30,6 +31,17 @@ def test_needs_are_those_of_the_loaded_model(format, tmp_path):
         layers = len(offloaded.model.model.layers)
         assert needs.token == layers * 2 * 16 * torch.bfloat16.itemsize  # a key and a value of one head
     assert 0 < needs.program < process_memory().own + 2**30 and 0 < needs.available <= memory_free() + 2**33
+
+
+@pytest.mark.parametrize("dense_format", ["int4", "fp32"])
+def test_needs_of_a_packed_dense_part_are_those_of_its_bytes(dense_format, tmp_path):
+    heard = []
+    options = {"device": "cpu", "store": tmp_path / "store", "on_memory": heard.append}
+    with from_pretrained(saved_model(tmp_path / "model"), dense_format=dense_format, **options) as offloaded:
+        model = offloaded.model
+        own = {id(t): t.nbytes for n, t in [*model.named_parameters(), *model.named_buffers()] if ".experts." not in n}
+        packed = [module.weight.layout.nbytes for module in model.modules() if isinstance(module, PackedLinear)]
+        assert packed and heard[0].dense == sum(own.values()) + sum(packed)
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):

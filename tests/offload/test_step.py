@@ -104,6 +104,18 @@ def test_the_text_grows_beyond_the_first_buffer_and_one_part_of_the_attention():
         assert steps_of(offloaded)
 
 
+def test_the_head_gets_dense_rows_for_which_torch_copies_no_weight():
+    """bfloat16 rows with the strides of a whole prompt: a copy of the head's weight for each prompt."""
+    model = plain_model(dtype=torch.bfloat16)
+    with offload(model) as offloaded, torch.no_grad():
+        given = []
+        model.lm_head.register_forward_pre_hook(lambda head, inputs: given.append(inputs[0].stride()))
+        model(torch.arange(14).view(2, 7), logits_to_keep=1)
+        model(torch.arange(7)[None], logits_to_keep=1)
+    width = model.config.hidden_size
+    assert given == [(width, width, 1)] * 2 and not offloaded.model.forward.why_not.startswith("a hook")
+
+
 def test_every_lane_and_a_recorded_trace_give_the_same_bits(tmp_path):
     plain, ids = plain_model(), models.tokens()
     with offload(copy.deepcopy(plain)) as offloaded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import resource
 from enum import StrEnum
@@ -22,6 +24,7 @@ class Program(typer.Typer):
     """The program as a shell calls it: Ctrl-C before a command runs exits with status 130, without a traceback."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        atexit.register(gc.freeze)  # else the interpreter's end searches torch and transformers for garbage: 1 s
         try:
             return super().__call__(*args, **kwargs)
         except KeyboardInterrupt:

@@ -171,9 +171,12 @@ class GenerateRun:
         return problems
 
     def _state_memory(self, needs: MemoryNeeds) -> None:
+        from ...hf.offload.token_loop import CHUNK
+
         if self.arguments.stats:
             arguments = self.arguments
-            self.show.needs(needs, len(self.prompts) * (self._width + arguments.max_new_tokens))
+            rows = len(self.prompts)
+            self.show.needs(needs, rows * (self._width + arguments.max_new_tokens), rows * min(self._width, CHUNK))
 
     def _begin_adapter(self, offloaded: Offloaded, name: str | None) -> None:
         if name is not None and name != self._adapter:

@@ -74,9 +74,9 @@ class GenerateDisplay:
         finally:
             page.end()
 
-    def needs(self, needs: MemoryNeeds, tokens: int) -> None:
+    def needs(self, needs: MemoryNeeds, tokens: int, prompt: int) -> None:
         """What the command will take, before anything is read."""
-        for number, line in enumerate(textwrap.wrap(needs_text(needs, tokens), 56, break_on_hyphens=False)):
+        for number, line in enumerate(textwrap.wrap(needs_text(needs, tokens, prompt), 56, break_on_hyphens=False)):
             self.err.print(f"{'' if number else 'needs':23} {line}", soft_wrap=True, markup=False)
 
     def stats(self, generation: Generation, stats: JsonObject, explanation: str) -> None:
@@ -102,11 +102,12 @@ class GenerateDisplay:
         self.err.print(explanation, soft_wrap=True, markup=False)
 
 
-def needs_text(needs: MemoryNeeds, tokens: int) -> str:
-    """Memory as a sentence: what a model will take, with the keys and values of so many tokens."""
+def needs_text(needs: MemoryNeeds, tokens: int, prompt: int) -> str:
+    """Memory as a sentence: what a model will take, with this many cached tokens, and tokens in a prompt's call."""
     return (
         f"{size(needs.dense)} for all but the experts, {size(tokens * needs.token)} for keys and values, "
-        f"{size(needs.program)} for the program, and a store of about {size(needs.store)} that processes share; "
+        f"{size(prompt * needs.prompt)} for a prompt, {size(needs.program)} for the program, "
+        f"and a store of about {size(needs.store)} that processes share; "
         f"available: {size(needs.available)}"
     )
 

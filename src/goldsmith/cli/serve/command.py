@@ -62,6 +62,7 @@ def _serve(
     with loading_hf():
         from ...hf.offload.generation import tokenizer_of
         from ...hf.offload.loading import folder
+        from ...hf.offload.token_loop import CHUNK
     try:
         from ...hf.serving.server import ModelServer
     except ImportError as error:
@@ -81,7 +82,7 @@ def _serve(
 
                 def stated(memory: MemoryNeeds) -> None:
                     needs.append(memory)
-                    show.needs(memory, limits.tokens)
+                    show.needs(memory, limits.tokens, min(limits.context, CHUNK))
 
                 offloaded = load_model(
                     place, arguments, folders, progress=report_progress, batch=1, max_length=limits.tokens,
@@ -98,6 +99,8 @@ def _serve(
         stack.callback(server.close)
         ready = _Ready(arguments, list(names), limits, offloaded, listener, show, bool(tokenizer.chat_template), needs)
         hosts = [arguments.host.lower(), "localhost", "127.0.0.1", "[::1]"] if is_loopback(arguments.host) else None
+        with show.doing("computing a first text"):
+            server.begin()
         server.run(listener, hosts, ready)
         show.ended(server.served)
     return 0

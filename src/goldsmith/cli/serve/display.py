@@ -27,9 +27,9 @@ class ServeDisplay(GenerateDisplay):
     def __init__(self, err: Console, *, as_json: bool) -> None:
         super().__init__(err, stream=False, as_json=as_json)
 
-    def needs(self, needs: MemoryNeeds, tokens: int) -> None:
+    def needs(self, needs: MemoryNeeds, tokens: int, prompt: int) -> None:
         """What the server will take, before anything is read."""
-        self._lines("needs", needs_text(needs, tokens))
+        self._lines("needs", needs_text(needs, tokens, prompt))
         if needs.dense + tokens * needs.token + needs.store > needs.available:
             self.note("The store does not fit in memory as well: experts will be read from the disk again and again.")
 

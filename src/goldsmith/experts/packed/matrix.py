@@ -55,6 +55,15 @@ class MatrixLayout:
         return f"{self.format}:{self.rows}x{self.inputs}:{group}:{scale}"
 
     @classmethod
+    def of(
+        cls, format: str, rows: int, inputs: int, group_size: int | None = None, scale_dtype: torch.dtype | None = None
+    ) -> MatrixLayout:
+        """The layout that `pack_matrix` gives such a weight; raises ValueError for a group that does not divide."""
+        kind = FORMATS[format]
+        group = checked_group(_OP, kind, group_size, {"in": inputs})
+        return cls(format, rows, inputs, group, check_scale_dtype(_OP, kind, scale_dtype))
+
+    @classmethod
     @lru_cache(maxsize=1024)
     def parse(cls, text: str) -> MatrixLayout:
         """The layout with this `text`; raises ValueError for any other text."""
@@ -163,14 +172,11 @@ def pack_matrix(
     if weight.dim() != 2 or 0 in weight.shape:
         raise ShapeError(f"{_OP}: weight is {list(weight.shape)}, expected [out, in] with at least 1 of each")
     fmt = FORMATS[format]
-    scales = check_scale_dtype(_OP, fmt, scale_dtype)
-    rows, inputs = weight.shape
-    group = checked_group(_OP, fmt, group_size, {"in": inputs})
-    layout = MatrixLayout(format, rows, inputs, group, scales)
+    layout = MatrixLayout.of(format, weight.shape[0], weight.shape[1], group_size, scale_dtype)
     with frozen():
         source = weight.detach().cpu()
         check_finite(_OP, "weight", source)
         data = empty_pages(layout.nbytes)
-        codes = quantise(fmt, source, group, scales, f"{_OP}: weight")
+        codes = quantise(fmt, source, layout.group_size, layout.scale_dtype, f"{_OP}: weight")
         write_matrix(layout, layout.place, layout.panels(data), codes)
     return PackedMatrix._of(layout.text, data)

@@ -160,6 +160,9 @@ class Attached:
         if base is not self.model:  # the base may be called alone, for its hidden states
             self._hooks.append(base.register_forward_pre_hook(self._begin_base, with_kwargs=True))
             self._hooks.append(base.register_forward_hook(self._end_base))
+        head = getattr(self.model, "get_output_embeddings", lambda: None)()
+        if isinstance(head, nn.Module) and self.engine.device.type == "cpu":
+            self._hooks.append(head.register_forward_pre_hook(_dense_rows))
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():  # every module that contains experts
             if any(id(below) in experts for below in module.modules()):
@@ -253,6 +256,14 @@ class Attached:
         for module in self.model.modules():
             if id(module) not in experts:
                 module._apply(lambda t: t if t.is_meta else t.to(device), recurse=False)
+
+
+def _dense_rows(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The head's input with dense strides. With those of the last position of a longer input torch copies the weight:
+    660 ms instead of 24 for 32,768 x 1,024 in bfloat16 (AMD EPYC, 2 cores, torch 2.13, 2026-11).
+    """
+    x, *others = inputs
+    return x.reshape(-1, x.shape[-1]).contiguous().view(x.shape), *others
 
 
 def _last(outputs: object) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +16,16 @@ RESERVE, SHARE = GIB, 0.05  # kept free, the larger of both: for fragmentation, 
 TOKENS = 4096  # KV cache length for a model that does not state its maximum
 
 
-def dense_bytes(model: nn.Module) -> int:
-    """Bytes of everything outside the experts that is not on the meta device."""
+def dense_bytes(model: nn.Module, packed: Collection[nn.Module] = ()) -> int:
+    """Bytes of everything outside the experts and the weights of these layers."""
     from ..experts_spec import is_experts
 
     sizes = {}
     for module in model.modules():
         if not is_experts(module):
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
-                if tensor is not None:
+            left_out = any(module is one for one in packed)
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and not (left_out and name == "weight"):
                     sizes[id(tensor)] = tensor.nbytes
     return sum(sizes.values())
 

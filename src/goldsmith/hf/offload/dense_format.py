@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from ...core.shapes import check_choice
 from ...experts import PackedLinear
 from ...experts.packed.formats import FORMATS
+from ...offload.memory.host_memory import return_freed_memory
 from .adapters import AdapterArgument
 from .layers import ExpertsLayer
 
@@ -48,11 +49,15 @@ def pack_dense(model: PreTrainedModel, layers: list[ExpertsLayer], dense_format:
     if dense_format == EXACT:
         return
     with torch.no_grad():
-        for parent, name, layer in list(_linear_layers(model, {id(one.module) for one in layers})):
+        for parent, name, layer in list(linear_layers(model, layers)):
             setattr(parent, name, PackedLinear.of(layer, format=dense_format))
+            del layer
+    return_freed_memory()  # 107 MiB of 168 for 8 layers of H 1024 and 32,768 words in bfloat16 (2026-11)
 
 
-def _linear_layers(model: nn.Module, experts: set[int]) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def linear_layers(model: nn.Module, layers: Sequence[ExpertsLayer]) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """(parent, name, layer) of each linear layer that is packed."""
+    experts = {id(one.module) for one in layers}
     for parent in model.modules():
         if id(parent) not in experts:
             for name, module in parent.named_children():

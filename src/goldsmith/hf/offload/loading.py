@@ -29,7 +29,7 @@ from ..model_class import IS_A_FILE, config_of, empty_model, load_whole, no_mode
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
-from .budget import check_fits
+from .budget import check_fits, dense_bytes
 from .dense_format import EXACT as EXACT_DENSE
 from .dense_format import check_dense_format, pack_dense
 from .layers import ExpertsLayer, layers_of
@@ -118,10 +118,10 @@ def load(
     model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
-    needs = memory_needs(model, layers, cpu_format)
+    needs = memory_needs(model, layers, cpu_format, dense_format)
     if on_memory is not None:
         on_memory(needs)
-    check_memory(needs)
+    check_memory(needs, dense_bytes(model))
     adapters = _read_adapters(model, layers, adapter)
     checkpoint = open_checkpoint(model_folder, model)
     specs = {layer.path: layer.spec for layer in layers}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -28,6 +29,8 @@ KNOWN = {
     "bos_token_id", "eos_token_id", "pad_token_id", "max_new_tokens", "max_length", "num_beams", "do_sample",
     "temperature", "top_p", "top_k", "transformers_version", "disable_compile", "use_cache", "_from_model_config",
 }  # fmt: skip
+
+CHUNK = 512  # tokens of a prompt in one call on the CPU: Ctrl-C waits for a call's operation; as the server computes it
 
 
 def draw(
@@ -59,10 +62,15 @@ def _draw(
     streamer.put(ids)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     device = model.device
-    there = ids.to(device)
-    outputs = model(
-        there, attention_mask=mask.to(device), position_ids=positions.to(device), use_cache=True, logits_to_keep=1
-    )
+    there, mask_there, positions_there = ids.to(device), mask.to(device), positions.to(device)
+    cache, width = DynamicCache(config=model.config), ids.shape[1]
+    chunk = CHUNK if device.type == "cpu" else width  # a GPU copies a layer's experts once for a whole prompt
+    for begin in range(0, width, chunk):
+        part = slice(begin, begin + chunk)
+        outputs = model(
+            there[:, part], attention_mask=mask_there[:, : part.stop], position_ids=positions_there[:, part],
+            past_key_values=cache, use_cache=True, logits_to_keep=1,
+        )  # fmt: skip
     logits, step = outputs.logits[:, -1].float(), None
     running = [True] * len(ids)
     for left in range(int(config.max_new_tokens or 0), 0, -1):

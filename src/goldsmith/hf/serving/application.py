@@ -23,9 +23,8 @@ from .running_text import End, Piece
 from .service import Conversation, Service
 from .watched_files import WatchedFiles
 
-BODY = 8 * 2**20  # bytes of a request
-IGNORED = 16 * BODY  # of a larger request this much is read and dropped: a client that still sends hears no answer
-PATIENCE = 60.0  # seconds for a request's body to arrive
+IGNORED = 2**27  # bytes of too large a request that are read and dropped: a client that still sends hears no answer
+PATIENCE = 60.0  # seconds for a request's body to arrive, and for its head
 Result = TypeVar("Result")
 
 
@@ -48,10 +47,10 @@ def application(
     started = int(time.time())
 
     async def chat(request: Request) -> Response:
-        return await _answer(request, service.chat)
+        return await _answer(request, service.chat, service.most_bytes)
 
     async def complete(request: Request) -> Response:
-        return await _answer(request, service.complete)
+        return await _answer(request, service.complete, service.most_bytes)
 
     def model(name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": started, "owned_by": "goldsmith"}
@@ -73,7 +72,7 @@ def application(
 
     async def load_model(request: Request) -> Response:
         """What `transformers chat` asks first: the served models are always loaded, and no other is ever."""
-        body = await _body(request)
+        body, _ = await _body(request, service.most_bytes)
         name = body.get("model") if isinstance(body, dict) else None
         if name not in service.names:
             raise service.unknown(name)
@@ -117,8 +116,10 @@ class KnownHosts:
         await JSONResponse(refusal.to_dict(), status_code=refusal.status)(scope, receive, send)
 
 
-async def _answer(request: Request, begin: Callable[[object], Awaitable[tuple[Answer, Conversation]]]) -> Response:
-    answer, conversation = await begin(await _body(request))
+async def _answer(
+    request: Request, begin: Callable[[object, int], Awaitable[tuple[Answer, Conversation]]], most: int
+) -> Response:
+    answer, conversation = await begin(*await _body(request, most))
     conversation.submit()
     try:
         first = await _unless_gone(request, conversation.next_event())
@@ -190,8 +191,9 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _body(request: Request) -> object:
-    """The JSON of a request; raises RequestRefusal for another type, for too much, and for what is no JSON."""
+async def _body(request: Request, most: int) -> tuple[object, int]:
+    """The JSON of a request, and its bytes; raises RequestRefusal for another type, for more than `most` bytes, and for
+    what is no JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestRefusal(BAD_REQUEST, "The request needs the header Content-Type: application/json.")
     data, length = bytearray(), 0
@@ -199,17 +201,36 @@ async def _body(request: Request) -> object:
         async with asyncio.timeout(PATIENCE):
             async for chunk in request.stream():
                 length += len(chunk)
-                if length <= BODY:
+                if length <= most:
                     data += chunk
                 elif length > IGNORED:
                     break
-        if length > BODY:
-            raise RequestRefusal(TOO_LARGE, f"The request is larger than {BODY // 2**20} MiB: send less.")
-        return parse_json(data, parse_constant=_no_number)
+        if length > most:
+            raise RequestRefusal(TOO_LARGE, f"The request is larger than {most / 2**20:.3g} MiB: send less.")
+        body = parse_json(data, parse_constant=_no_number)
+        if b"\\u" in data:  # otherwise UTF-8, which has no halves
+            _check_letters(body)
+        return body, length
     except TimeoutError as error:
         raise RequestRefusal(408, f"The request's body did not arrive within {PATIENCE:.0f} s.") from error
     except ValueError as error:
         raise RequestRefusal(BAD_REQUEST, f"The body is not JSON: {error}.") from error
+
+
+def _check_letters(value: object) -> None:
+    """Raises ValueError for half of a letter, which JSON can escape and no text can hold."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{value[error.start]!r} is half of a pair") from None
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            _check_letters(name)
+            _check_letters(part)
+    elif isinstance(value, list):
+        for part in value:
+            _check_letters(part)
 
 
 def _no_number(name: str) -> float:

@@ -13,6 +13,7 @@ import torch
 from ...offload.attach import Offloaded
 from ..experts_spec import experts_modules
 from ..model_types import Tokenizer
+from ..offload.token_loop import CHUNK
 from .native_rows import NativeRows, native_forward
 from .refusals import UNAVAILABLE, RequestRefusal
 from .rows import CacheKind, Rows, forward, new_cache
@@ -20,7 +21,6 @@ from .running_text import RunningText
 from .step_errors import STEP_ERRORS, refusal_of
 from .watched_files import WatchedFiles
 
-CHUNK = 512  # tokens of a prompt in one call; after as many, the running texts step
 BUSY = "server_busy"
 
 

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 BAD_REQUEST, NOT_FOUND, TOO_LARGE, NO_MEMORY, UNAVAILABLE, FAILED = 400, 404, 413, 507, 503, 500
-KINDS = {
-    BAD_REQUEST: "invalid_request_error",
-    NOT_FOUND: "not_found_error",
-    TOO_LARGE: "invalid_request_error",
-}
 
 
 class RequestRefusal(Exception):
@@ -19,6 +14,7 @@ class RequestRefusal(Exception):
 
     def to_dict(self) -> dict[str, object]:
         """The body of the answer, in the form of OpenAI's API."""
-        kind = KINDS.get(self.status, "server_error")
+        fault = "server_error" if self.status >= FAILED else "invalid_request_error"
+        kind = "not_found_error" if self.status == NOT_FOUND else fault
         error = {"message": self.sentence, "type": kind, "param": self.field, "code": self.code or self.status}
         return {"error": error}

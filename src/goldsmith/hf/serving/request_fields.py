@@ -67,15 +67,17 @@ def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str,
         raise RequestRefusal(BAD_REQUEST, f"The body is {KINDS.get(type(body), 'no object')}; expected a JSON object.")
     for field in body:
         if field not in known:
-            raise wrong(str(field), "this server does not know the field: leave it out.")
+            raise wrong(shortened(field), "this server does not know the field: leave it out.")
     for field, values in WITHOUT_EFFECT.items():
         value = body.get(field)
         alike = (value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
         if value is not None and not any(alike):
-            raise wrong(field, f"{_shown(value)} is not supported: leave the field out.")
+            raise wrong(field, f"{shown(value)} is not supported: leave the field out.")
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     options = field_of(body, "stream_options", dict, _only_usage, "only include_usage is known")
     field_of(options or {}, "include_usage", bool)
+    field_of(body, "user", str)
+    field_of(body, "metadata", dict)
     fields = RequestFields(
         model=field_of(body, "model", str),
         max_tokens=field_of(body, limit, int, lambda value: value >= 1, "expected at least 1"),
@@ -100,9 +102,9 @@ def field_of(
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise wrong(field, f"{_shown(value)} is {KINDS.get(type(value), 'of another type')}; expected {KINDS[kind]}.")
+        raise wrong(field, f"{shown(value)} is {KINDS.get(type(value), 'of another type')}; expected {KINDS[kind]}.")
     if isinstance(value, float) and not math.isfinite(value) or good is not None and not good(value):
-        raise wrong(field, f"{_shown(value)} is not supported; {expected or 'expected a finite number'}.")
+        raise wrong(field, f"{shown(value)} is not supported; {expected or 'expected a finite number'}.")
     return value
 
 
@@ -113,12 +115,17 @@ def _only_usage(options: dict[str, object]) -> bool:
 def _stops(value: object) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value or []
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise wrong("stop", f"{_shown(value)} is not supported: give a string or a list of strings.")
+        raise wrong("stop", f"{shown(value)} is not supported: give a string or a list of strings.")
     if len(stops) > STOPS or "" in stops:
         raise wrong("stop", f"expected at most {STOPS} strings, none of them empty.")
     return tuple(stops)
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
+def shown(value: object) -> str:
+    """A value of a request as a message may repeat it."""
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """A text of a request as a message may repeat it."""
     return text if len(text) <= 60 else f"{text[:57]}..."

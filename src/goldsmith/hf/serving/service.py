@@ -7,7 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...core.json_values import parse_json
 from ..model_types import Tokenizer
@@ -16,13 +16,17 @@ from .answers import Answer, ChatAnswer, CompletionAnswer
 from .batcher import Batcher, ServingLimits
 from .messages import AnswerParts, chat_prompt
 from .refusals import BAD_REQUEST, NOT_FOUND, RequestRefusal
-from .request_fields import CHAT, COMPLETIONS, RequestFields, field_of, read_fields, wrong
+from .request_fields import CHAT, COMPLETIONS, RequestFields, field_of, read_fields, shown, wrong
 from .running_text import End, Event, Piece, RunningText, Sampling, TextRequest
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 NEW_TOKENS = 1024  # of a request that does not say how many, as in `transformers serve`
+MOST_BYTES, LEAST_BYTES = 8 * 2**20, 2**20  # of a request; a tokenizer reads about 1 MiB in a second
+BYTES_PER_TOKEN = 32  # of a request; ids take 8, escaped letters 6 to 12
+SHORT = 2**16  # bytes of a request that waits for no longer one
 WISHES = {"max_new_tokens", "do_sample", "temperature", "top_p", "top_k"}  # of a generation config
 
 
@@ -35,17 +39,25 @@ class Service:
     ) -> None:  # fmt: skip
         self._model, self._tokenizer, self._batcher = model, tokenizer, batcher
         self._limits, self.names = limits, dict(names)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="goldsmith prompts")  # a long prompt takes a while
+        self._workers = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"goldsmith {name} prompts") for name in ("short", "long")
+        ]
 
-    async def chat(self, body: object) -> tuple[Answer, Conversation]:
-        return await self._begin(body, chat=True)
+    @property
+    def most_bytes(self) -> int:
+        """Of a request's body: the tokenizer computes this much for whoever sends it."""
+        return min(max(LEAST_BYTES, BYTES_PER_TOKEN * self._limits.context), MOST_BYTES)
 
-    async def complete(self, body: object) -> tuple[Answer, Conversation]:
-        return await self._begin(body, chat=False)
+    async def chat(self, body: object, length: int) -> tuple[Answer, Conversation]:
+        return await self._begin(body, length, chat=True)
 
-    async def _begin(self, body: object, *, chat: bool) -> tuple[Answer, Conversation]:
-        loop = asyncio.get_running_loop()
-        request, answer, stream = await loop.run_in_executor(self._worker, self._read, body, chat)
+    async def complete(self, body: object, length: int) -> tuple[Answer, Conversation]:
+        return await self._begin(body, length, chat=False)
+
+    async def _begin(self, body: object, length: int, *, chat: bool) -> tuple[Answer, Conversation]:
+        """length: bytes of the body"""
+        loop, worker = asyncio.get_running_loop(), self._workers[length > SHORT]
+        request, answer, stream = await loop.run_in_executor(worker, self._read, body, chat)
         conversation = Conversation(self._batcher, request, stream)
         return answer, conversation
 
@@ -56,16 +68,13 @@ class Service:
         tools = None
         if chat:
             ids, tools = chat_prompt(self._tokenizer, body)
+            self._check_ids(ids)
         else:
             ids = self._prompt(body.get("prompt"))
         if not ids:
             raise RequestRefusal(
                 BAD_REQUEST, "The prompt is empty, and the model's tokenizer has no token that begins a text."
             )
-        try:
-            check_ids(self._model, max(ids))
-        except ValueError as error:
-            raise RequestRefusal(BAD_REQUEST, f"The prompt does not fit the model: {error}.") from error
         sampling = self._sampling(fields, len(ids))
         answer: Answer
         if chat:
@@ -85,20 +94,32 @@ class Service:
     def unknown(self, name: object) -> RequestRefusal:
         """The answer to a request for another model."""
         served = ", ".join(self.names)
-        sentence = f"The model {name!r} is not served here; served: {served}."
+        sentence = f"The model {shown(name)} is not served here; served: {served}."
         return RequestRefusal(NOT_FOUND, sentence, field="model", code="model_not_found")
 
     def _prompt(self, prompt: object) -> list[int]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return prompt_ids(self._tokenizer, prompt)
-        ids = prompt if isinstance(prompt, list) else [None]
-        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in ids):
+            ids = prompt_ids(self._tokenizer, prompt)
+            self._check_ids(ids)
+            return ids
+        given: list[Any] = prompt if isinstance(prompt, list) else [None]
+        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in given):
             raise wrong(
                 "prompt", "expected one text, or one list of token ids; send several prompts as several requests."
             )
-        return list(ids)
+        rows = cast("nn.Embedding", self._model.get_input_embeddings()).num_embeddings
+        if max(given, default=0) >= rows:
+            raise wrong("prompt", f"there is no token {max(given):,}: the model has ids from 0 to {rows - 1:,}.")
+        return given
+
+    def _check_ids(self, ids: list[int]) -> None:
+        """Raises RequestRefusal if the tokenizer gives ids that the model has no embedding for."""
+        try:
+            check_ids(self._model, max(ids, default=0))
+        except ValueError as error:
+            raise RequestRefusal(BAD_REQUEST, f"The prompt does not fit the model: {error}.") from error
 
     def _sampling(self, fields: RequestFields, prompt: int) -> Sampling:
         most = self._limits.context

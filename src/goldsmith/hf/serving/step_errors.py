@@ -8,7 +8,7 @@ from ...core.messages import sentence
 from ...offload.errors import RoutingError, StoreError
 from ...offload.guard.report import NumericsError
 from ..offload.generation import NothingToDraw
-from .refusals import FAILED, NO_MEMORY, UNAVAILABLE, RequestRefusal
+from .refusals import BAD_REQUEST, FAILED, NO_MEMORY, UNAVAILABLE, RequestRefusal
 
 STEP_ERRORS = (
     ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RequestRefusal, RuntimeError, TypeError,
@@ -28,6 +28,8 @@ def refusal_of(error: BaseException) -> RequestRefusal:
         return RequestRefusal(NO_MEMORY, dropped, code="out_of_memory")
     if isinstance(error, StoreError):
         return RequestRefusal(UNAVAILABLE, text)
+    if isinstance(error, NothingToDraw) and error.scaled:
+        return RequestRefusal(BAD_REQUEST, f"temperature: {text} Give a higher one, or 0.", field="temperature")
     if isinstance(error, (NumericsError, RoutingError, NothingToDraw)):
         return RequestRefusal(FAILED, text[:1].upper() + text[1:])
     return RequestRefusal(FAILED, f"The model's step failed: {type(error).__name__}: {text}")

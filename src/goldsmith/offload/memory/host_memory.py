@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,3 +37,10 @@ def process_memory() -> ProcessMemory:
         if name in sizes:
             sizes[name] = 1024 * int(value.split()[0])
     return ProcessMemory(sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"])
+
+
+def return_freed_memory() -> None:
+    """Gives the system what this process has freed; glibc keeps it otherwise (other C libraries have no such call)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
