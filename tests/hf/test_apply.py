@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from goldsmith import assay
+from goldsmith.offload import offload
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
@@ -140,6 +141,24 @@ def test_layers_connections_and_heads_compile_to_one_graph(family):
 
 def _tuple(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+@FAMILIES
+def test_an_offloaded_model_generates_the_same_text_whichever_of_the_two_comes_first(family, tmp_path):
+    plain = hyper_models.model(family)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    wanted = plain.generate(hyper_models.ids(), **options)
+
+    def offloaded(model):
+        return offload(model, store=tmp_path / "experts.store", device="cpu")
+
+    for order in ((hf.apply, offloaded), (offloaded, hf.apply)):
+        ours = copy.deepcopy(plain)
+        made = {how: how(ours) for how in order}
+        assert torch.equal(ours.generate(hyper_models.ids(), **options), wanted)
+        made[offloaded].detach()
+        made[hf.apply].undo()
+        assert torch.equal(bits(ours), bits(plain))
 
 
 # -- hooks, adapters, copies --------------------------------------------------------------------------
