@@ -7,10 +7,14 @@ from goldsmith.core import native
 from goldsmith.core.device import machine
 
 
-def require(command: str) -> None:
-    """Raise Failure in Triton's interpreter, and without the native library or transformers."""
+def refuse_interpreter() -> None:
     if machine().interpreter:
         raise Failure("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
+
+
+def require(command: str) -> None:
+    """Raise Failure in Triton's interpreter, and without the native library or transformers."""
+    refuse_interpreter()
     if native.reason() is not None:
         raise Failure(f"{command} needs the native library: {native.reason()}.")
     try:

@@ -117,6 +117,11 @@ OPERATORS = {
     "matmul_3_3": lambda x, y, p: torch.stack([x, p]) @ torch.stack([y, y]).mT,
     "matmul_4_3": lambda x, y, p: torch.stack([x, p])[None] @ torch.stack([y, y]).mT,
     "views_in_place": lambda x, y, p: x.clone().unsqueeze_(0).transpose_(0, 1).squeeze_(1).t_().swapaxes_(0, 1) * y,
+    "solve_lower": lambda x, y, p: torch.linalg.solve_triangular(p.T @ p, x.T * y.T, upper=False),
+    "solve_upper_of_ones": lambda x, y, p: torch.linalg.solve_triangular(
+        torch.stack([x @ x.T, y @ y.T]), torch.stack([p, p]), upper=True, unitriangular=True
+    ),
+    "solve_from_the_right": lambda x, y, p: torch.linalg.solve_triangular(p[:, :5], x.T, upper=True, left=False),
     "multi_dot": lambda x, y, p: torch.linalg.multi_dot([x, y.T, p]),
     "einsum_three": lambda x, y, p: torch.einsum("ij,kj,kl->il", x, y, p),
     "addbmm": lambda x, y, p: torch.addbmm(x @ y.T, torch.stack([x, p]), torch.stack([p, y]).mT),

@@ -176,3 +176,23 @@ def test_an_intermediate_flushed_subnormal_is_within_the_bound():
     fn = lambda L: {"y": (L["x"] * 2.0**-3 * L["x"] * 1.5) * 2.0**120}  # noqa: E731
     bounded = running_bounds(fn, {"x": x}, compute=F32, stores={})["y"]
     assert float(bounded.bound) >= float(bounded.value)  # x x / 8 lies below 2^-126: a kernel may flush it to 0
+
+
+# y of an argument whose value is 2 and whose error is inf * 0; z is an exact 1.5
+OPEN = {
+    "divided": lambda y, z: y / z,
+    "root": lambda y, z: torch.sqrt(y),
+    "compared": lambda y, z: (y > z).double() / 3,
+    "chosen": lambda y, z: torch.where(y > z, y, z),
+    "relu_backward": lambda y, z: torch.ops.aten.threshold_backward(z, y, 0.0),
+    "largest_index": lambda y, z: torch.stack([y, z, z]).topk(1, 0).indices.double() / 3,
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_an_open_error_stays_open_where_it_is_no_number(name):
+    def fn(leaves):
+        nothing = 0 * torch.log((leaves["x"] / 3 - leaves["x"] / 3).abs() + 1e-30)
+        return {"y": OPEN[name](nothing + 2, leaves["x"] + 0.5)}
+
+    assert bool((running_bounds(fn, {"x": torch.ones(2).double()}, compute=F32, stores={})["y"].bound > 0.1).all())

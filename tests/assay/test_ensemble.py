@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from goldsmith import assay
 from goldsmith.assay.bounds.running_errors import stored
 from goldsmith.assay.noise import summation_orders as orders
 from goldsmith.assay.noise.ensemble import STYLES, LegalOrder, legal_runs
@@ -284,3 +285,23 @@ def test_the_leaves_and_the_default_dtype_are_unchanged():
     runs(lambda L: {"y": L["x"].mul_(2) + torch.ones(4)}, x=x)
     runs(lambda L: {"y": L["x"].mul_(2)}, compute=F64, x=x)
     assert torch.equal(x, before) and torch.get_default_dtype() == F32
+
+
+def test_a_kernel_may_add_equal_rows_in_different_orders():
+    """In one order the rows' difference is exactly 0, and what is left has next to no noise."""
+
+    def golden(x, w):
+        y = torch.stack([x, x], 1) @ w
+        return y[:, 0] - y[:, 1] + y[:, 0] / 1024
+
+    def candidate(x, w):
+        y, other = x @ w, x.flip(1) @ w.flip(0)
+        return y - other + y / 1024
+
+    @assay.case(n=[512])
+    def drawn(make, n):
+        return {"x": make.normal(8, n), "w": make.normal(n, 16)}
+
+    assay.check(
+        assay.Target(candidate, golden, cases=drawn, dtypes=(F32,), backward=None), probes=["values", "ensemble"]
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from goldsmith import assay
+from goldsmith.offload import offload
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
@@ -138,8 +139,49 @@ def test_layers_connections_and_heads_compile_to_one_graph(family):
         assert torch.equal(*(torch.autograd.grad(sum(y.sum() for y in ys), x)[0] for ys in (graph, eager)))
 
 
+ONE_GRAPH = ("deepseek_v4", "glm5_next", "hy_v4")  # Qwen4's breaks in transformers' own parts
+SLOW = [(family, backend) for family in hyper_models.PRESENT for backend in ("aot_eager", "inductor")]
+
+
+@pytest.mark.parametrize(
+    "family, backend", [("hy_v4", "eager"), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
+)
+def test_a_whole_model_compiles(family, backend):
+    plain, ours, _ = pair(family, **hyper_models.PROVABLE.get(family, {}))
+    for made in (plain, ours):
+        made.set_experts_implementation("batched_mm")  # the choice of eager experts would break the graph
+    wanted = hyper_models.step(ours, hyper_models.ids())
+    torch._dynamo.reset()
+    ours.compile(backend=backend, fullgraph=family in ONE_GRAPH)
+    loss, gradients = hyper_models.step(ours, hyper_models.ids())
+    if backend == "inductor" or family not in ONE_GRAPH:  # sums have other orders
+        target = hyper_models.gradients_target(gradients, plain, f"{family} compiled")
+        assay.check(target, probes=["values", "ensemble"])
+    else:
+        assert torch.equal(loss, wanted[0]) and gradients.keys() == wanted[1].keys()
+        assert all(torch.equal(gradient, wanted[1][name]) for name, gradient in gradients.items())
+
+
 def _tuple(outputs):
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+@FAMILIES
+def test_an_offloaded_model_generates_the_same_text_whichever_of_the_two_comes_first(family, tmp_path):
+    plain = hyper_models.model(family)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    wanted = plain.generate(hyper_models.ids(), **options)
+
+    def offloaded(model):
+        return offload(model, store=tmp_path / "experts.store", device="cpu")
+
+    for order in ((hf.apply, offloaded), (offloaded, hf.apply)):
+        ours = copy.deepcopy(plain)
+        made = {how: how(ours) for how in order}
+        assert torch.equal(ours.generate(hyper_models.ids(), **options), wanted)
+        made[offloaded].detach()
+        made[hf.apply].undo()
+        assert torch.equal(bits(ours), bits(plain))
 
 
 # -- hooks, adapters, copies --------------------------------------------------------------------------

@@ -1,18 +1,20 @@
 """Compiles the kernels that the operators launch, as on an H100, without a GPU.
 
-    python tests/kernels/compile_offline.py {ttir,cubin} {few,small,large} [OPERATOR ...]    a JSON line a variant
+    python tests/kernels/compile_offline.py {ttir,sums,cubin} {few,small,large} [OPERATOR ...]    a JSON line a variant
 
 Operators run forward and backward on CPU tensors, and Triton's own launcher specialises each launch: it makes integers
 equal to 1 constants, which the interpreter never does, and marks multiples of 16. Nothing is computed.
 "few" compiles, in float32, all launches of an operator's second case and of cases with a size of 0 or 1, and the first
 launch of each kernel in the other cases and in bfloat16. "small" and "large" compile all dtypes, "large" with the
 benchmark's cases. Each kernel is also compiled with every specialisable integer set to 1. The last line lists kernels
-of the package that nothing launched.
+of the package that nothing launched. "sums" compiles the kernels of `READ_ON_ALL_LANES` once and counts their
+contracted sums.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,9 @@ NOT_LOADED = SimpleNamespace(
     function=None, packed_metadata=None, launch_metadata=lambda *args: None, run=lambda *args: None
 )  # stands for a compiled kernel and launches nothing
 
+READ_ON_ALL_LANES = re.compile("_(sinkhorn|coefficients)_(fwd|bwd)_kernel")
+INSTRUCTION = re.compile(r"^\s*([\w.]+)\s+(.*);", re.MULTILINE)
+
 
 class Card:
     """The part of a driver that the launcher queries before a launch."""
@@ -59,21 +64,38 @@ class Compiler:
         self.whole, self.known = triton.compiler.compile, set[str]()
 
     def __call__(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> Any:
-        if not self.new_only or src.fn.__name__ not in self.known:
+        known = src.fn.__name__ in self.known
+        self.known.add(src.fn.__name__)
+        if self.level == "sums":
+            if not known and READ_ON_ALL_LANES.fullmatch(src.fn.__name__):
+                self.report(src, target, options, self.where)
+            return NOT_LOADED
+        if not (self.new_only and known):
             self.report(src, target, options, self.where)
-        if src.fn.__name__ not in self.known:
-            self.known.add(src.fn.__name__)
+        if not known:
             self.report(all_ones(src), target, options, "every integer 1")
         return NOT_LOADED
 
     def report(self, src: ASTSource, target: GPUTarget, options: dict[str, Any], where: str) -> None:
         start, row = time.perf_counter(), {"kernel": src.fn.__name__, "where": where}
         try:
-            row |= to_ttir(src, target, options) if self.level == "ttir" else self.to_cubin(src, target, options)
+            row |= getattr(self, f"to_{self.level}")(src, target, options)
         except (TritonError, RuntimeError) as error:
             self.failed = True
             row["error"] = str(error)
         print(json.dumps(row | {"seconds": round(time.perf_counter() - start, 2)}), flush=True)
+
+    def to_ttir(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
+        backend = make_backend(target)
+        parsed = backend.parse_options(options)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        src.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+        return {}
+
+    def to_sums(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
+        return {"contracted": contracted_sums(self.whole(src, target=target, options=options).asm["ptx"])}
 
     def to_cubin(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
         kernel = self.whole(src, target=target, options=options)
@@ -86,14 +108,18 @@ class Compiler:
         return {"registers": int(words["REG"]), "spilled": int(words["STACK"]), "shared": kernel.metadata.shared}
 
 
-def to_ttir(src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
-    backend = make_backend(target)
-    parsed = backend.parse_options(options)
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    src.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
-    return {}
+def contracted_sums(ptx: str) -> int:
+    """The additions a * b + (the other lane's a * b), of which the other lane computes a different value."""
+    made, found = dict[str, tuple[str, list[str]]](), 0
+    for name, text in INSTRUCTION.findall(ptx):
+        result, *operands = text.split(", ")
+        made[result] = name, operands
+        if name.startswith("fma.rn.f"):
+            moved, sources = made.get(operands[2], ("", [""]))
+            product, factors = made.get(sources[0], ("", []))
+            contracted = moved.startswith("shfl.sync") and product.startswith("mul.") and factors == operands[:2]
+            found += contracted
+    return found
 
 
 def all_ones(src: ASTSource) -> ASTSource:

@@ -37,6 +37,12 @@ def test_kernels_compile_at_sizes_of_one_and_at_usual_sizes(tmp_path):
     assert len(rows) > 100
 
 
+def test_sums_that_all_lanes_read_are_one_number(tmp_path):
+    """With equal streams a Sinkhorn's gradient is the difference of equal numbers, and 0 only if each lane has them."""
+    rows = rows_of("compile_offline.py", tmp_path, "sums", "few", "mhc.sinkhorn", "mhc.coefficients")[:-1]
+    assert len({row["kernel"] for row in rows}) == 4 and not any(row["contracted"] for row in rows), rows
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["small", "large"])
 def test_kernels_compile_for_every_case(which, tmp_path):

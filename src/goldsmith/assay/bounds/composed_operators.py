@@ -331,6 +331,21 @@ def vector_norm(
     return (x.abs() ** ord).sum(dims, keepdim=keepdim) ** (1 / ord)
 
 
+def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """y_i = (b_i - sum_j a_ij y_j) / a_ii, row by row"""
+    if not left:
+        return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b, n = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), b.shape[-2]
+    known = torch.zeros_like(b[..., :0, :])
+    for i in reversed(range(n)) if upper else range(n):
+        others = slice(i + 1, n) if upper else slice(0, i)
+        row = b[..., i : i + 1, :] - a[..., i : i + 1, others] @ known
+        row = row if unitriangular else row / a[..., i : i + 1, i : i + 1]
+        known = torch.cat([row, known] if upper else [known, row], -2)
+    return known
+
+
 Composition = Callable[..., Tensor | tuple[Tensor, ...]]
 COMPOSED: dict[str, Composition] = {
     "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
@@ -347,6 +362,7 @@ COMPOSED: dict[str, Composition] = {
 }  # fmt: skip
 
 REDUCTIONS: dict[str, Composition] = {
+    "linalg_solve_triangular": solve_triangular,
     "_softmax": softmax, "_log_softmax": log_softmax, "_softmax_backward_data": softmax_backward,
     "_log_softmax_backward_data": log_softmax_backward, "logsumexp": logsumexp, "linalg_vector_norm": vector_norm,
     "binary_cross_entropy_with_logits": functools.partial(bce_with_logits, other=False),

@@ -58,10 +58,10 @@ def _tensor(e: Error, like: Operand) -> Tensor:
 
 
 def share(e: Error, value: Operand) -> Error:
-    """e / |value|, with 0 / 0 = 0; an exact e stays 0.0"""
+    """e / |value|, with 0 / 0 = 0; an exact e stays 0.0, and an open one may be NaN"""
     if exact(e):
         return 0.0
-    return torch.where(_tensor(e, value) > 0, e / abs(value), 0.0) if isinstance(value, Tensor) else e / abs(value)
+    return torch.where(_tensor(e, value) == 0, 0.0, e / abs(value)) if isinstance(value, Tensor) else e / abs(value)
 
 
 def opened(e: Error, relative: Error) -> Error:
@@ -224,7 +224,7 @@ def _sqrt(context: RuleContext, y: Tensor, x: Tensor) -> Error:
         return context.rounding(y, 4)
     root = torch.maximum(y, torch.sqrt(_tensor(e, v)))
     e_out = torch.where(_tensor(e, v) > v, torch.inf, share(e, root))
-    return total(torch.where(_tensor(e, v) > 0, e_out, 0.0), context.rounding(y, 4))
+    return total(torch.where(_tensor(e, v) == 0, 0.0, e_out), context.rounding(y, 4))
 
 
 def _rsqrt(context: RuleContext, y: Tensor, x: Tensor) -> Error:
@@ -279,6 +279,12 @@ def _steps(f: Callable[[Tensor], Tensor]) -> Rule:
 # choices: uncertain where two values lie within their errors of each other
 
 
+def _within(gap: Operand, reach: Error) -> Tensor:
+    """Where rounding may close the gap; an open reach may be NaN."""
+    reach = _tensor(reach, gap)
+    return ((gap <= reach) | torch.isnan(reach)) & (reach != 0)
+
+
 def compare(context: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
     """1 where rounding may flip the answer, else 0. Inexact tensors that agree exactly are copies, which is certain."""
     (va, ea), (vb, eb) = context(a), context(b)
@@ -286,7 +292,7 @@ def compare(context: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
     if exact(reach):
         return 0.0
     gap = cast(Operand, abs(va - vb))
-    unsure = (gap <= reach) & (_tensor(reach, gap) > 0)
+    unsure = _within(gap, reach)
     if isinstance(b, Tensor):
         unsure = unsure & (gap != 0)
     return unsure.to(torch.float64) if bool(unsure.any()) else 0.0
@@ -341,7 +347,7 @@ def _threshold_backward(context: RuleContext, y: Tensor, grad: Tensor, x: Tensor
     passed = 0.0 if exact(eg) else torch.where(vx > threshold, eg, 0.0)
     if exact(ex):
         return passed
-    unsure = ((vx - threshold).abs() <= ex) & (_tensor(ex, vx) > 0)
+    unsure = _within((vx - threshold).abs(), ex)
     return torch.where(unsure, vg.abs() + eg, passed)
 
 

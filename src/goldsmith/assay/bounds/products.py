@@ -1,4 +1,4 @@
-"""Error bounds of matrix products and convolutions; sizes and numbers of terms of results that are sums."""
+"""Error bounds of matrix products, convolutions and triangular solves; sizes and numbers of terms of sums."""
 
 from __future__ import annotations
 
@@ -104,7 +104,39 @@ def _convolution_backward(
     return ex, ew, eb
 
 
+def _solve_triangular(
+    context: RuleContext,
+    y: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    """Error d of y with a y = b: (M - D) d = e_b + D |y|, D = e_a + gamma_n (|a| + e_a).
+
+    Substitution in any order solves a system within gamma_n |a| of its own (Higham, theorem 8.5). M has the diagonal of
+    |a| and the rest of -|a|, so the inverse of M - D, where its diagonal is positive, is at least that of any system
+    within D of a. Without left, y a = b.
+    """
+    if not left:
+        return _solve_triangular(context, y.mT, a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
+    (va, ea), (_, eb) = context(a), context(b)
+    part = torch.triu if upper else torch.tril
+    eye = torch.eye(a.shape[-1], dtype=torch.float64, device=a.device)
+    kept = eye if unitriangular else 0.0
+    size, own = (part(t) * (1 - kept) for t in (va.abs(), ea + 0 * va))
+    size = size + kept
+    moved = own + context.gamma(a.shape[-1]) * (size + own)
+    least = 2 * eye * size - size - moved
+    singular = (least.diagonal(dim1=-2, dim2=-1) <= 0).any(-1)[..., None, None]
+    error = torch.linalg.solve_triangular(torch.where(singular, eye, least), eb + moved @ y.abs(), upper=upper)
+    return torch.where(singular, torch.inf, error)
+
+
 RULES: dict[str, Rule] = {
+    "linalg_solve_triangular": _solve_triangular,
     "mm": _mm(torch.mm), "bmm": _mm(torch.bmm), "mv": _mm(torch.mv), "dot": _mm(torch.dot), "vdot": _mm(torch.dot),
     "addmm": _addmm(torch.mm), "addmv": _addmm(torch.mv), "baddbmm": _addmm(torch.bmm),
     "convolution": _convolution,

@@ -183,7 +183,8 @@ def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
     keep = values.dim() == v.dim()
     chosen = values if keep else values.unsqueeze(dim)
     ordered = torch.nan_to_num(v).sort(dim).values.movedim(dim, -1).contiguous()
-    at, reach = torch.nan_to_num(chosen).movedim(dim, -1).contiguous(), 2 * worst.movedim(dim, -1)
+    at = torch.nan_to_num(chosen).movedim(dim, -1).contiguous()
+    reach = 2 * torch.where(torch.isnan(worst), torch.inf, worst).movedim(dim, -1)
     last = ordered.shape[-1] - 1
     above = torch.searchsorted(ordered, at, right=True)
     below = torch.searchsorted(ordered, at) - 1

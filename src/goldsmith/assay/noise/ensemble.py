@@ -4,6 +4,8 @@ A member of the ensemble is one run under a dispatch mode that rewrites reductio
 scatters. Three of eight members add one term after another (as stored, or permuted), because no legal order is noisier:
 for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
 sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
+Two of eight members add one half of a result's elements in another order than the other half: a kernel may do so, and
+equal rows that cancel to the last bit would otherwise have no noise at all.
 Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), and formulas for the sigmoid, 1 / sqrt, erf
 and the gradient of a softmax.
 Sums that differ in their last bits round to 16 bits almost alike, so the members are one sample of that rounding, not
@@ -18,6 +20,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -36,6 +39,7 @@ from . import summation_orders as orders
 
 # tiles: sums of 16..256 permuted terms, added up; mixed: a random one of the first four for every reduction
 STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "permuted", "tiles", "pairwise")
+APART = (5, 6)  # members in which elements of one result are added in two orders
 DITHER = 0.49  # of the smallest step that rounding takes
 
 
@@ -76,7 +80,14 @@ def legal_runs(
         began = time.perf_counter()
         style = STYLES[member % len(STYLES)]
         mode = LegalOrder(
-            style, compute, dot, seed * 1009 + member, list(narrowed.values()), member % 2 == 1, read_back
+            style,
+            compute,
+            dot,
+            seed * 1009 + member,
+            list(narrowed.values()),
+            member % 2 == 1,
+            read_back,
+            member % len(STYLES) in APART,
         )
         with default_dtype(compute), threads_for(leaves), in_one_order(leaves), mode:
             results = fn(narrowed)
@@ -105,9 +116,10 @@ class LegalOrder(DispatchMode):
 
     def __init__(
         self, style: str, compute: torch.dtype, dot: str, seed: int, leaves: list[Tensor], dithers: bool = False,
-        read_back: torch.dtype | None = None,
+        read_back: torch.dtype | None = None, apart: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.apart = apart
         self.style, self.compute, self.dot, self.dithers = style, compute, dot, dithers
         self.read_back = read_back or compute
         self.random = random.Random(seed)
@@ -121,7 +133,8 @@ class LegalOrder(DispatchMode):
     def order(self) -> orders.Order:
         """A fresh legal order for one reduction."""
         style = self.style if self.style != "mixed" else self.random.choice(STYLES[:4])
-        return orders.Order(style, self.random.randrange(2**31), 2 ** self.random.randint(4, 8))
+        order = orders.Order(style, self.random.randrange(2**31), 2 ** self.random.randint(4, 8))
+        return replace(order, apart=self.random.randrange(2**31)) if self.apart else order
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Rounds the memory of `value` without autograd: later readers, backward included, see the stored value."""

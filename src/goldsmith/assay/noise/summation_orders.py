@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,16 +28,34 @@ class Order:
     """One order of summation.
 
     style: as_stored | permuted | tiles | pairwise; seed draws the permutation; tile is a power of two in 16..256.
+    apart: the seed of a second order, for results drawn at random: a kernel may add equal rows in different orders, for
+    example the last rows of a matrix. Without it, equal rows would cancel to the last bit in every run.
     """
 
     style: str
     seed: int
     tile: int
+    apart: int | None = None
 
     def permutation(self, n: int, device: torch.device) -> Tensor | None:
         if self.style == "as_stored" or n < 2:
             return None
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)).to(device)
+
+
+def _halves(n: int, order: Order, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The indices 0..n-1 in two random halves."""
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(order.seed ^ n)).to(device)
+    return shuffled[: n // 2], shuffled[n // 2 :]
+
+
+def _is_apart(order: Order, x: Tensor) -> bool:
+    """Not term by term on a GPU, where each term is a launch: its other orders are apart."""
+    return order.apart is not None and (x.device.type == "cpu" or order.style in ("tiles", "pairwise"))
+
+
+def _two(order: Order) -> tuple[Order, Order]:
+    return replace(order, apart=None), replace(order, apart=None, seed=order.apart or 0)
 
 
 def reduce(x: Tensor, dim: int | Sequence[int] | None, keepdim: bool, order: Order, product: bool = False) -> Tensor:
@@ -55,6 +73,11 @@ def fold(rows: Tensor, order: Order, product: bool = False) -> Tensor:
     n, m = rows.shape
     if n == 0 or m == 0:
         return torch.full((m,), 1.0 if product else 0.0, dtype=rows.dtype, device=rows.device)
+    if m > 1 and _is_apart(order, rows):
+        total = rows.new_empty(m)
+        for columns, one in zip(_halves(m, order, rows.device), _two(order), strict=True):
+            total[columns] = fold(rows[:, columns], one, product)
+        return total
     p = order.permutation(n, rows.device)
     rows = rows if p is None else rows[p]
     if order.style == "pairwise":
@@ -139,6 +162,8 @@ def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
     n = a.shape[-1]
     if n == 0 or a.numel() == 0 or b.numel() == 0:
         return a @ b
+    if _is_apart(order, a):
+        return _in_two_orders(a, b, order)
     p = order.permutation(n, a.device)
     if p is not None:
         a, b = a.index_select(-1, p), b.index_select(-2, p)
@@ -161,6 +186,18 @@ def _term_by_term(a: Tensor, b: Tensor) -> Tensor:
     else:
         product = _one_by_one(a, b) if a.device.type == "cpu" and terms <= _MOST_AT_ONCE else _in_place(a, b)
     return product.to(device)
+
+
+def _in_two_orders(a: Tensor, b: Tensor, order: Order) -> Tensor:
+    """A product whose elements are added in one of two orders, so that neither equal rows nor columns have one."""
+    rows, columns = (_halves(n, order, a.device) for n in (a.shape[-2], b.shape[-1]))
+    c = a.new_empty(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            if row.numel() and column.numel():
+                part = matmul(a.index_select(-2, row), b.index_select(-1, column), _two(order)[(i + j) % 2])
+                c[..., row[:, None], column] = part
+    return c
 
 
 def _tiles(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.arithmetic import sigmoid
-from ...core._kernels.launch import cdiv, power_of_2, run
+from ...core._kernels.launch import ONE_SUM_FOR_ALL_LANES, cdiv, power_of_2, run
 from .bfloat16_planes import new_planes, store_planes
 from .launch import INTERPRET
 from .sinkhorn import grid, sinkhorn, sinkhorn_backward
@@ -95,7 +95,7 @@ def coefficients_forward(
         _coefficients_fwd_kernel, (cdiv(T, BLOCK_T),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
         out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), count, groups, sinkhorn, logits, BLOCK_T, num_warps=1,
+        n, power_of_2(n), count, groups, sinkhorn, logits, BLOCK_T, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return out
 
@@ -208,6 +208,6 @@ def coefficients_backward(
         dm, out["kappa"], out["h_pre"], out["sums"], out.get("dlogits", absent), scratch, T,
         pre_eps, post_mult, iterations, sinkhorn_eps, K,
         n, power_of_2(n), groups, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits,
-        MP, power_of_2(MP - M), dm.shape[0], INTERPRET, BLOCK_T, num_warps=1,
+        MP, power_of_2(MP - M), dm.shape[0], INTERPRET, BLOCK_T, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core._kernels.launch import cdiv, power_of_2, run
+from ...core._kernels.launch import ONE_SUM_FOR_ALL_LANES, cdiv, power_of_2, run
 from ...core.tracing import stage
 from .._kernels.coefficients import BLOCK_T
 from .._kernels.launch import unsupported_n
@@ -49,7 +49,7 @@ def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[
     h_res = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     run(
         _sinkhorn_fwd_kernel, (cdiv(T, BLOCK_T),),
-        logits, h_res, T, iterations, eps, n, power_of_2(n), BLOCK_T, num_warps=2,
+        logits, h_res, T, iterations, eps, n, power_of_2(n), BLOCK_T, num_warps=2, **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return (stage("h_res", h_res),)
 
@@ -63,5 +63,6 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     run(
         _sinkhorn_bwd_kernel, (cdiv(T, BLOCK_T),),
         grad, logits, d_logits, scratch, T, iterations, options["eps"], n, power_of_2(n), BLOCK_T, num_warps=2,
+        **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return {"logits": d_logits}
