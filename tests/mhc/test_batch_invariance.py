@@ -23,6 +23,18 @@ def inputs():
     return draw(TOKENS, N, DIM), draw(rows, N * DIM) / 32, draw(3), draw(rows)
 
 
+def boundary(x, weights, batch=None):
+    """Of streams whose layer's output and coefficients are made of the streams."""
+    f, h_post, h_res = x[:, 0], x[..., 0].sigmoid(), x[..., :N].softmax(-1)
+    tensors = (v if batch is None else v.unflatten(0, batch) for v in (x, f, h_post, h_res))
+    return mhc.boundary(*tensors, *weights, iterations=2, backend="triton")
+
+
+def head(x, weights):
+    phi, alpha, bias = weights
+    return (mhc.head(x, phi[:N], alpha[:1], bias[:N], backend="triton"),)
+
+
 def pre(x, weights):
     return mhc.pre(x, *weights, iterations=2, backend="triton")
 
@@ -38,6 +50,19 @@ def test_fewer_tokens_give_the_same_bits(inputs, all_results, tokens):
     x, *weights = inputs
     for few, many in zip(pre(x[:tokens], weights), all_results, strict=True):
         assert torch.equal(few, many[:tokens])
+
+
+@pytest.mark.parametrize("operator", [boundary, head])
+def test_other_operators_give_the_same_bits_for_few_tokens(inputs, operator):
+    x, *weights = inputs
+    for few, many in zip(operator(x[:3], weights), operator(x[:9], weights), strict=True):
+        assert torch.equal(few, many[:3])
+
+
+def test_leading_dimensions_do_not_change_the_bits_of_few_tokens(inputs):
+    x, *weights = inputs
+    for shaped, flat in zip(boundary(x[:4], weights, (2, 2)), boundary(x[:4], weights), strict=True):
+        assert shaped.shape[:2] == (2, 2) and torch.equal(shaped.flatten(0, 1), flat)
 
 
 def test_permuted_tokens_give_the_same_bits(inputs, all_results):

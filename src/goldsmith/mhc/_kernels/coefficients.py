@@ -6,6 +6,8 @@ results. GROUPS of mixes: 1 in a head (pre), 2 in an independent connection (pre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -18,14 +20,15 @@ from .launch import INTERPRET
 from .sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 BLOCK_T = 8
+TOKENS = 32  # one per thread in the forward
 
 
 @triton.jit
-def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
-    """Row `row` of the partial sums, with its slices added in order."""
-    total = tl.load(part_ptr + row * T + t_index, mask=mask, other=0.0)
+def gather(pointers, mask, stride_slice, SLICES: tl.constexpr):
+    """Partial sums, with their slices added in order."""
+    total = tl.load(pointers, mask=mask, other=0.0)
     for s in tl.static_range(1, SLICES):  # unrolled, so that the loads of all slices are in flight together
-        total += tl.load(part_ptr + s * stride_slice + row * T + t_index, mask=mask, other=0.0)
+        total += tl.load(pointers + s * stride_slice, mask=mask, other=0.0)
     return total
 
 
@@ -33,45 +36,52 @@ def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
 def _coefficients_fwd_kernel(
     part_ptr, alpha_ptr, bias_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr, logits_ptr, T,
     rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
-    N: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr, SINKHORN: tl.constexpr,
-    STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+    N: tl.constexpr, ROW: tl.constexpr, SLICES: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+    SINKHORN: tl.constexpr, STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     M: tl.constexpr = 2 * N + N * N if GROUPS == 3 else GROUPS * N
-    stride_slice = T.to(tl.int64) * (M + 1)
-    inv_rms = tl.rsqrt(gather(part_ptr, M, T, t, t < T, stride_slice, SLICES) / K + rms_eps)
+    row = tl.arange(0, ROW)
+    at = t[:, None] + (row * T)[None, :]
+    mix = gather(part_ptr + at, (t < T)[:, None] & (row < M + LANES)[None, :], T.to(tl.int64) * (M + LANES), SLICES)
+    inv_rms = inverse_rms(mix, row, K, rms_eps, M, LANES)
+    live = (t < T)[:, None] & (row < M)[None, :]
+    columns = t[:, None] * M + row[None, :]
     tl.store(inv_rms_ptr + t, inv_rms, mask=t < T)
-
-    i = tl.arange(0, NP)[None, :]
-    live = (t < T)[:, None] & (i < N)
-    mix = gather(part_ptr, i, T, t[:, None], live, stride_slice, SLICES)
-    tl.store(h_mix_ptr + t[:, None] * M + i, mix, mask=live)
-    bias = tl.load(bias_ptr + i, mask=i < N, other=0.0).to(tl.float32)
-    logit = tl.load(alpha_ptr).to(tl.float32) * (mix * inv_rms[:, None]) + bias
-    tl.store(h_pre_ptr + t[:, None] * N + i, sigmoid(logit) + pre_eps, mask=live)
+    tl.store(h_mix_ptr + columns, mix, mask=live)
+    alpha = tl.load(alpha_ptr + tl.minimum(row // N, GROUPS - 1), mask=row < M, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + row, mask=row < M, other=0.0).to(tl.float32)
+    logit = tl.fma(alpha[None, :], mix * inv_rms[:, None], bias[None, :])
     if STORE_LOGITS:
-        tl.store(logits_ptr + t[:, None] * M + i, logit, mask=live)
+        tl.store(logits_ptr + columns, logit, mask=live)
+    s = sigmoid(logit)
+    tl.store(h_pre_ptr + t[:, None] * N + row[None, :], s + pre_eps, mask=live & (row < N)[None, :])
     if GROUPS > 1:
-        mix = gather(part_ptr, N + i, T, t[:, None], live, stride_slice, SLICES)
-        tl.store(h_mix_ptr + t[:, None] * M + N + i, mix, mask=live)
-        bias = tl.load(bias_ptr + N + i, mask=i < N, other=0.0).to(tl.float32)
-        logit = tl.load(alpha_ptr + 1).to(tl.float32) * (mix * inv_rms[:, None]) + bias
-        tl.store(h_post_ptr + t[:, None] * N + i, post_mult * sigmoid(logit) + post_eps, mask=live)
-        if STORE_LOGITS:
-            tl.store(logits_ptr + t[:, None] * M + N + i, logit, mask=live)
+        of_post = live & ((row >= N) & (row < 2 * N))[None, :]
+        tl.store(h_post_ptr + t[:, None] * N + row[None, :] - N, post_mult * s + post_eps, mask=of_post)
     if GROUPS > 2:
-        j, k, inside = grid(N, NP)
-        t3 = t[:, None, None]
-        live3 = (t3 < T) & inside
-        row = 2 * N + j * N + k
-        mix = gather(part_ptr, row, T, t3, live3, stride_slice, SLICES)
-        tl.store(h_mix_ptr + t3 * M + row, mix, mask=live3)
-        bias = tl.load(bias_ptr + row, mask=inside, other=0.0).to(tl.float32)
-        logit = tl.load(alpha_ptr + 2).to(tl.float32) * (mix * inv_rms[:, None, None]) + bias
-        if STORE_LOGITS:
-            tl.store(logits_ptr + t3 * M + row, logit, mask=live3)
-        result = sinkhorn(logit, inside, iterations, sinkhorn_eps) if SINKHORN else logit
-        tl.store(h_res_ptr + t3 * (N * N) + j * N + k, result, mask=live3)
+        result = ()
+        for c in tl.static_range(N * N):
+            result = result + (column(logit, row, 2 * N + c),)
+        if SINKHORN:
+            result = sinkhorn(result, iterations, sinkhorn_eps, N)
+        for c in tl.static_range(N * N):
+            tl.store(h_res_ptr + t * (N * N) + c, result[c], mask=t < T)
+
+
+@triton.jit
+def column(tile, row, i):
+    """Column i of a tile, or element i of a vector, without arithmetic: -0.0 + v is v."""
+    return tl.sum(tl.where(row == i, tile, -0.0), axis=len(tile.shape) - 1)
+
+
+@triton.jit
+def inverse_rms(mix, row, K, rms_eps, M: tl.constexpr, LANES: tl.constexpr):
+    """rsqrt(mean(x^2) + rms_eps) of the sums of squares in the LANES columns behind the mixes."""
+    squares = column(mix, row, M)
+    for lane in tl.static_range(1, LANES):
+        squares += column(mix, row, M + lane)
+    return tl.rsqrt(squares / K + rms_eps)
 
 
 def coefficients_forward(
@@ -79,24 +89,32 @@ def coefficients_forward(
     post_mult: float = 1.0, post_eps: float = 0.0, iterations: int = 1, sinkhorn_eps: float = 0.0,
     sinkhorn: bool = True, logits: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """h_pre, h_post, h_res, inv_rms, h_mix (flat over tokens, float32) from partial sums [slices, M + 1, T]."""
+    """h_pre, h_post, h_res, inv_rms, h_mix (flat over tokens, float32) from partial sums [slices, M + lanes, T]."""
     count, rows, T = part.shape
-    M, groups = rows - 1, alpha.numel()
-    new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=part.device)  # noqa: E731
-    out = {"h_pre": new(T, n), "inv_rms": new(T), "h_mix": new(T, M)}
-    if groups > 1:
-        out["h_post"] = new(T, n)
-    if groups > 2:
-        out["h_res"] = new(T, n, n)
-    if logits:
-        out["logits"] = new(T, M)
+    M, groups = bias.numel(), alpha.numel()
+    out = new_coefficients((T,), n, M, groups, part.device, logits=logits)
     absent = out["h_pre"]
     run(
-        _coefficients_fwd_kernel, (cdiv(T, BLOCK_T),),
+        _coefficients_fwd_kernel, (cdiv(T, TOKENS),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
         out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), count, groups, sinkhorn, logits, BLOCK_T, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
+        n, power_of_2(rows), count, rows - M, groups, sinkhorn, logits, TOKENS, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
+    return out
+
+
+def new_coefficients(
+    batch: Sequence[int], n: int, M: int, groups: int, device: torch.device, *, logits: bool
+) -> dict[str, Tensor]:
+    """Memory for the coefficients of the tokens of a batch, by name."""
+    new = lambda *shape: torch.empty((*batch, *shape), dtype=torch.float32, device=device)  # noqa: E731
+    out = {"h_pre": new(n), "inv_rms": new(), "h_mix": new(M)}
+    if groups > 1:
+        out["h_post"] = new(n)
+    if groups > 2:
+        out["h_res"] = new(n, n)
+    if logits:
+        out["logits"] = new(M)
     return out
 
 

@@ -21,11 +21,21 @@ def _collapse_fwd_kernel(
     t = tl.program_id(0).to(tl.int64)
     stride_xn = int64_stride(stride_xn)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    total = tl.zeros((BLOCK_D,), tl.float32)
+    x = ()
+    h_pre = ()
     for i in tl.static_range(N):
-        x = tl.load(x_ptr + t * stride_xt + i * stride_xn + d, mask=d < D, other=0.0).to(tl.float32)
-        total += tl.load(h_pre_ptr + t * N + i) * x
-    tl.store(h_in_ptr + t * D + d, total, mask=d < D)
+        x = x + (tl.load(x_ptr + t * stride_xt + i * stride_xn + d, mask=d < D, other=0.0),)
+        h_pre = h_pre + (tl.load(h_pre_ptr + t * N + i),)
+    tl.store(h_in_ptr + t * D + d, weighted_sum(x, h_pre, N), mask=d < D)
+
+
+@triton.jit
+def weighted_sum(x, weights, N: tl.constexpr):
+    """sum_i weights[i] x[i] of tuples, in float32."""
+    total = weights[0] * x[0].to(tl.float32)
+    for i in tl.static_range(1, N):
+        total = tl.fma(weights[i], x[i].to(tl.float32), total)
+    return total
 
 
 def collapse(x: Tensor, h_pre: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 # Width in D of one slice of the projection's sum. Slices depend on D alone, so a token's bits do not depend on the
 # number of tokens. 512 keeps the partial sums below 3 % of the traffic and gives decoding 8 programs at D = 4096.
 SLICE_D = 512
+CHUNK_D = 64  # width in D of a part of a slice, summed over the streams before it is added to the slice
+LANES = 8  # sums of squares that are added last, one for each thread that holds a part of a chunk's row
 
 
 def streams(x: Tensor) -> Tensor:

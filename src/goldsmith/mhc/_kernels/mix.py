@@ -28,8 +28,7 @@ def _mix_fwd_kernel(
         x = x + (tl.load(x_ptr + t * stride_xt + j * stride_xn + d, mask=d < D, other=0.0),)
     f = tl.load(f_ptr + t * stride_ft + d, mask=d < D, other=0.0).to(tl.float32)
     for k in tl.static_range(N):
-        y = mixed_row(x, h_res_ptr + t * (N * N), k, N, TRANSPOSED)
-        y += tl.load(h_post_ptr + t * N + k) * f
+        y = tl.fma(tl.load(h_post_ptr + t * N + k), f, mixed_row(x, h_res_ptr + t * (N * N), k, N, TRANSPOSED))
         tl.store(y_ptr + t * (N * D) + k * D + d, y, mask=d < D)
 
 
@@ -38,7 +37,7 @@ def mixed_row(x, h_ptr, k, N: tl.constexpr, TRANSPOSED: tl.constexpr):
     """sum_j h[j, k] x[j]; with TRANSPOSED sum_j h[k, j] x[j]. x is a tuple of N rows."""
     total = tl.load(h_ptr + (k * N if TRANSPOSED else k)) * x[0].to(tl.float32)
     for j in tl.static_range(1, N):
-        total += tl.load(h_ptr + (k * N + j if TRANSPOSED else j * N + k)) * x[j].to(tl.float32)
+        total = tl.fma(tl.load(h_ptr + (k * N + j if TRANSPOSED else j * N + k)), x[j].to(tl.float32), total)
     return total
 
 

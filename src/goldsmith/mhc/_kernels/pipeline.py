@@ -1,20 +1,22 @@
 """The sequence of kernels behind `coefficients`, `pre`, `head`, `connect_backward` and `boundary`.
 
-forward    projection -> coefficients -> collapse
+forward    projection -> coefficients -> collapse; for few tokens chunks -> all that needs their sum (few_tokens.py)
 backward   dots -> coefficients' backward -> dx, partial sums of dphi -> ordered sums
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ...core.tracing import stage, tracing
 from .bfloat16_planes import from_planes, to_planes
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
+from .few_tokens import MOST_TOKENS, mixed_chunks
+from .few_tokens import finish as finish_tokens
 from .launch import dense, rows, shaped, streams, unsupported_dtype, unsupported_n
-from .ordered_sums import finish
-from .phi_gradient import partial_psi
+from .ordered_sums import finish, partial_psi
 from .projection import project
 from .stream_gradient import stream_gradient
 
@@ -46,12 +48,32 @@ def forward(
 
     names   stage -> another name for it (`boundary` calls the next connection's h_post `h_post_next`)
     """
-    flat = streams(x)
-    partial_sums = project(flat, phi.contiguous(), None if gamma is None else gamma.reshape(-1).contiguous())
-    results = coefficients(x, partial_sums, alpha, bias, names or {}, **options)
+    flat, phi = streams(x), phi.contiguous()
+    gamma = None if gamma is None else gamma.reshape(-1).contiguous()
+    if 0 < flat.shape[0] <= MOST_TOKENS:
+        return few_tokens(x, *mixed_chunks(flat, phi, gamma), alpha, bias, names or {}, collapsed, output, **options)
+    results = coefficients(x, project(flat, phi, gamma), alpha, bias, names or {}, **options)
     if collapsed:
         h_pre = results["h_pre"].reshape(flat.shape[:2])
         results[output] = in_batch_shape(x, mark_stage(output, x, collapse(flat, h_pre)))
+    return results
+
+
+def few_tokens(
+    x: Tensor, flat: Tensor, partial_sums: Tensor, alpha: Tensor, bias: Tensor, names: dict[str, str], collapsed: bool,
+    output: str, *, early: bool = True, **options: object,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The coefficients by name and `output`, in the leading dimensions of x, from the chunks' partial sums."""
+    alpha, bias, wanted = alpha.contiguous(), bias.contiguous(), output if collapsed else None
+    if not tracing():
+        return finish_tokens(partial_sums, flat, alpha, bias, output=wanted, batch=x.shape[:-2], early=early, **options)
+    results = finish_tokens(partial_sums, flat, alpha, bias, output=wanted, logits=True, early=early, **options)
+    h_in, h_pre = results.pop(output, None), results["h_pre"]
+    results = marked(x, results, names, **options)
+    if collapsed:
+        replaced = results["h_pre"].reshape(flat.shape[:2])
+        h_in = h_in if torch.equal(replaced, h_pre) else collapse(flat, replaced)
+        results[output] = in_batch_shape(x, mark_stage(output, x, h_in))
     return results
 
 
@@ -62,7 +84,13 @@ def coefficients(
     n, K = x.shape[-2], x.shape[-2] * x.shape[-1]
     traced = tracing("h_res_logits") or tracing(names.get("h_pre", "h_pre"))
     results = coefficients_forward(partial_sums, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
-    if traced and "h_res" in results:
+    return marked(x, results, names, **options)
+
+
+def marked(x: Tensor, results: dict[str, Tensor], names: dict[str, str], **options: object) -> dict[str, Tensor]:
+    """The coefficients by name in the leading dimensions of x, each marked as a stage."""
+    n = x.shape[-2]
+    if "logits" in results and "h_res" in results:
         mark_stage("h_res_logits", x, results["logits"][:, 2 * n :].unflatten(-1, (n, n)))
     balanced = ("h_res",) if options.get("sinkhorn", True) else ()
     for name in ("inv_rms", "h_mix", "h_pre", "h_post", *balanced):

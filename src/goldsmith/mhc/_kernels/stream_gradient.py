@@ -47,7 +47,7 @@ def mixed(g, h_res, j, N: tl.constexpr, TRANSPOSED: tl.constexpr):
     """sum_k h_res[j, k] g[k]; with TRANSPOSED ("out_in") sum_k h_res[k, j] g[k]. g is a tuple of N tiles."""
     total = h_res[j if TRANSPOSED else j * N] * g[0].to(tl.float32)
     for k in tl.static_range(1, N):
-        total += h_res[k * N + j if TRANSPOSED else j * N + k] * g[k].to(tl.float32)
+        total = tl.fma(h_res[k * N + j if TRANSPOSED else j * N + k], g[k].to(tl.float32), total)
     return total
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...core.tracing import stage
+from ...core.tracing import stage, tracing
 from .._kernels import pipeline
+from .._kernels.few_tokens import MOST_TOKENS, mixed_chunks
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
@@ -24,11 +25,18 @@ def forward(
     *, form: str, orientation: str, **options: object,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     n = x.shape[-2]
-    y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)
-    x_next = stage("x_next", shaped(y, x.shape))
+    flat, f, h_post, h_res = streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n)
     names = {"h_pre": "h_pre_next", "h_post": "h_post_next", "h_res": "h_res_next"}
+    outputs = ("h_in", "h_post", "h_res", "inv_rms", "h_mix")
+    if 0 < flat.shape[0] <= MOST_TOKENS and not tracing("x_next"):
+        gamma = None if gamma is None else gamma.reshape(-1).contiguous()
+        options.pop("rms_form")
+        y, part = mixed_chunks(flat, phi.contiguous(), gamma, f=f, h_post=h_post, h_res=h_res, orientation=orientation)
+        results = pipeline.few_tokens(x, y, part, alpha, bias, names, True, "h_in", early=False, **options)
+        return shaped(y, x.shape), *(results[name] for name in outputs)
+    x_next = stage("x_next", shaped(mix_forward(flat, f, h_post, h_res, orientation), x.shape))
     results = pipeline.forward(x_next, phi, alpha, bias, gamma, collapsed=True, names=names, **options)
-    return x_next, *(results[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
+    return x_next, *(results[name] for name in outputs)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""mhc.sinkhorn on a GPU: 8 matrices per program (BLOCK_T), all steps in registers."""
+"""mhc.sinkhorn on a GPU: all steps in registers, forward with one matrix per thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core._kernels.launch import ONE_SUM_FOR_ALL_LANES, cdiv, power_of_2, run
 from ...core.tracing import stage
-from .._kernels.coefficients import BLOCK_T
+from .._kernels.coefficients import BLOCK_T, TOKENS
 from .._kernels.launch import unsupported_n
 from .._kernels.sinkhorn import grid, sinkhorn, sinkhorn_backward
 
@@ -21,13 +21,14 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 
 @triton.jit(do_not_specialize=["T", "iterations"])
-def _sinkhorn_fwd_kernel(logits_ptr, h_res_ptr, T, iterations, eps, N: tl.constexpr, NP: tl.constexpr,
-                         BLOCK_T: tl.constexpr):  # fmt: skip
-    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None, None]
-    j, k, inside = grid(N, NP)
-    at, live = t * (N * N) + j * N + k, (t < T) & inside
-    logits = tl.load(logits_ptr + at, mask=live, other=0.0).to(tl.float32)
-    tl.store(h_res_ptr + at, sinkhorn(logits, inside, iterations, eps), mask=live)
+def _sinkhorn_fwd_kernel(logits_ptr, h_res_ptr, T, iterations, eps, N: tl.constexpr, BLOCK_T: tl.constexpr):
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    logits = ()
+    for c in tl.static_range(N * N):
+        logits = logits + (tl.load(logits_ptr + t * (N * N) + c, mask=t < T, other=0.0).to(tl.float32),)
+    result = sinkhorn(logits, iterations, eps, N)
+    for c in tl.static_range(N * N):
+        tl.store(h_res_ptr + t * (N * N) + c, result[c], mask=t < T)
 
 
 @triton.jit(do_not_specialize=["T", "iterations"])
@@ -48,8 +49,8 @@ def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[
     n, T = logits.shape[-1], logits[..., 0, 0].numel()
     h_res = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     run(
-        _sinkhorn_fwd_kernel, (cdiv(T, BLOCK_T),),
-        logits, h_res, T, iterations, eps, n, power_of_2(n), BLOCK_T, num_warps=2, **ONE_SUM_FOR_ALL_LANES,
+        _sinkhorn_fwd_kernel, (cdiv(T, TOKENS),),
+        logits, h_res, T, iterations, eps, n, TOKENS, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return (stage("h_res", h_res),)
 
