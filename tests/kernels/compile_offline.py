@@ -7,8 +7,8 @@ equal to 1 constants, which the interpreter never does, and marks multiples of 1
 "few" compiles, in float32, all launches of an operator's second case and of cases with a size of 0 or 1, and the first
 launch of each kernel in the other cases and in bfloat16. "small" and "large" compile all dtypes, "large" with the
 benchmark's cases. Each kernel is also compiled with every specialisable integer set to 1. The last line lists kernels
-of the package that nothing launched. "sums" compiles the kernels of `READ_ON_ALL_LANES` once and counts their
-contracted sums.
+of the package that nothing launched. "ttir" also lists how many float32 numbers a kernel's sums add. "sums" compiles
+the kernels of `READ_ON_ALL_LANES` once and counts their contracted sums.
 """
 
 from __future__ import annotations
@@ -91,8 +91,10 @@ class Compiler:
         context = ir.context()
         ir.load_dialects(context)
         backend.load_dialects(context)
-        src.make_ir(target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
-        return {}
+        codegen = backend.get_codegen_implementation(parsed)
+        text = str(src.make_ir(target, parsed, codegen, backend.get_module_map(), context))
+        sums = re.findall(r'"tt.reduce"\(.*?axis = (\d+).*?\}\) : \(tensor<([\dx]+)xf32', text, re.DOTALL)
+        return {"addends": sorted({int(shape.split("x")[int(axis)]) for axis, shape in sums})}
 
     def to_sums(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> dict[str, Any]:
         return {"contracted": contracted_sums(self.whole(src, target=target, options=options).asm["ptx"])}

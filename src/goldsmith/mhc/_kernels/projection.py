@@ -62,11 +62,21 @@ def _project_kernel(
     tl.store(base + (M + lane)[None, :] * T + t[:, None], squares, mask=(t < T)[:, None])
 
 
+@triton.constexpr_function
+def halvings(size):
+    return size.bit_length() - 1
+
+
 @triton.jit
 def squares_by_lane(x, LANES: tl.constexpr):
-    """Sums of squares over the neighbours that a thread holds: [BLOCK_T, LANES]."""
+    """Sums of squares over neighbours: [BLOCK_T, LANES]. The neighbours are added in pairs, since `tl.sum` over more
+    than two has the order of the tile's layout, which depends on the alignment of the rows and on what else is loaded.
+    """
     x = x.to(tl.float32)
-    return tl.sum(tl.reshape(x * x, (x.shape[0], LANES, x.shape[1] // LANES)), axis=2)
+    squares = tl.reshape(x * x, (x.shape[0], LANES, x.shape[1] // LANES))
+    for _ in tl.static_range(halvings(squares.shape[2])):
+        squares = tl.sum(tl.reshape(squares, (x.shape[0], LANES, squares.shape[2] // 2, 2)), axis=3)
+    return tl.reshape(squares, (x.shape[0], LANES))
 
 
 def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
