@@ -191,9 +191,9 @@ def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
             return False
         if result.storage_offset():  # a part of a tensor, which the dispatcher's kernels do not see as a view
             return False
-        if not result.numel():
-            return False
         begins.append(result.data_ptr())
+    if 0 in begins:  # a result without numbers
+        return False
     return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)
 
 

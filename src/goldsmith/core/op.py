@@ -104,6 +104,7 @@ class Op:
         self.inputs = tuple(a.name for a in parsed.arguments if _is_tensor(a))
         self.optional = tuple(a.name for a in parsed.arguments if str(a.type) == "Optional[Tensor]")
         self.options = tuple(a.name for a in parsed.arguments if not _is_tensor(a))
+        self._needed = frozenset(self.options)
         self._floats = tuple(a.name for a in parsed.arguments if str(a.type) == "float")
         self.results = tuple(r.name for r in parsed.returns)
         self.saved, self.grads, self.stages = saved, grads, stages
@@ -148,7 +149,8 @@ class Op:
 
     def all_results(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> dict[str, Tensor]:
         """Every result by name, including saved ones; differentiable."""
-        if not autograd.plain(tensors) and sharding.has_dtensor(tensors):
+        plain = autograd.plain(tensors)
+        if not plain and sharding.has_dtensor(tensors):
             return sharding.run(self, tensors, backend, options)
         # in that case the fake checks the arguments, and the graph chooses the backend when it runs
         dispatch = torch.compiler.is_compiling()
@@ -160,7 +162,7 @@ class Op:
             differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
             # a meta tensor has no numbers: the fake supplies shape and dtype
             fake = tensors[0] is not None and tensors[0].is_meta
-            dispatch = fake or not autograd.plain(tensors)
+            dispatch = fake or not plain
             dispatch = dispatch or (differentiable and (autograd.watched() or not self.grads))
         if autograd.transformed():
             with autograd.undisturbed(tensors):
@@ -182,8 +184,7 @@ class Op:
         return autograd.fresh(results, tensors)
 
     def check(self, *tensors: Tensor | None, **options: object) -> None:
-        missing = [o for o in self.options if o not in options]
-        if missing or len(tensors) != len(self.inputs):
+        if not options.keys() >= self._needed or len(tensors) != len(self.inputs):
             raise TypeError(f"{self.name}: takes inputs {list(self.inputs)} and options {list(self.options)}")
         checker = getattr(self._definition, "check", None)
         if checker is not None:

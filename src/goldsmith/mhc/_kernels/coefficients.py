@@ -104,11 +104,13 @@ def coefficients_forward(
 
 
 def new_coefficients(
-    batch: Sequence[int], n: int, M: int, groups: int, device: torch.device, *, logits: bool
+    batch: Sequence[int], n: int, M: int, groups: int, device: torch.device, *, logits: bool, h_pre: bool = True
 ) -> dict[str, Tensor]:
     """Memory for the coefficients of the tokens of a batch, by name."""
     new = lambda *shape: torch.empty((*batch, *shape), dtype=torch.float32, device=device)  # noqa: E731
-    out = {"h_pre": new(n), "inv_rms": new(), "h_mix": new(M)}
+    out = {"inv_rms": new(), "h_mix": new(M)}
+    if h_pre:
+        out["h_pre"] = new(n)
     if groups > 1:
         out["h_post"] = new(n)
     if groups > 2:

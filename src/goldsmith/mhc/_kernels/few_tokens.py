@@ -90,8 +90,8 @@ def _finish_kernel(
     logits_ptr, stride_xt, stride_xn, T, D,
     rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K, CHUNKS,
     N: tl.constexpr, PER_SLICE: tl.constexpr, LANES: tl.constexpr, ROW: tl.constexpr,
-    GROUPS: tl.constexpr, SINKHORN: tl.constexpr, STORE_LOGITS: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUPS: tl.constexpr, SINKHORN: tl.constexpr, STORE_PRE: tl.constexpr, STORE_LOGITS: tl.constexpr,
+    EARLY: tl.constexpr, PDL: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) - 1  # -1: the coefficients
@@ -122,7 +122,8 @@ def _finish_kernel(
     else:
         tl.store(inv_rms_ptr + t, inv_rms)
         tl.store(h_mix_ptr + t * M + row, mix, mask=row < M)
-        tl.store(h_pre_ptr + t * N + row, h_pre, mask=row < N)
+        if STORE_PRE:
+            tl.store(h_pre_ptr + t * N + row, h_pre, mask=row < N)
         if STORE_LOGITS:
             tl.store(logits_ptr + t * M + row, logit, mask=row < M)
         if GROUPS > 1:
@@ -180,24 +181,26 @@ def finish(
 ) -> dict[str, Tensor]:  # fmt: skip
     """The coefficients by name and the weighted sum, `output`, from the partial sums of x [T, n, D].
 
+    logits  the logits as well. Without them, h_pre is only among the results if there is no output
     batch   the leading dimensions of the results, with T tokens; default [T]
     early   x may be read before the partial sums are complete
     """
     T, N, D = x.shape
     M, groups = bias.numel(), alpha.numel()
     batch = (T,) if batch is None else batch
-    out = new_coefficients(batch, N, M, groups, x.device, logits=logits)
-    absent = h_in = out["h_pre"]
+    alone = logits or output is None
+    out = new_coefficients(batch, N, M, groups, x.device, logits=logits, h_pre=alone)
+    absent = h_in = out["h_mix"]
     if output:
         out[output] = h_in = torch.empty((*batch, D), dtype=x.dtype, device=x.device)
     block = min(FINISH_D, power_of_2(D, 16))
     launch = {"launch_pdl": True} if PDL else {}
     run(
         _finish_kernel, (T, 1 + (cdiv(D, block) if output else 0)),
-        part, x, alpha, bias, h_in, out["h_pre"], out.get("h_post", absent),
+        part, x, alpha, bias, h_in, out.get("h_pre", absent), out.get("h_post", absent),
         out.get("h_res", absent), out["inv_rms"], out["h_mix"], out.get("logits", absent), x.stride(0), x.stride(1), T,
         D, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, N * D, part.shape[1], N,
-        SLICE_D // CHUNK_D, LANES, part.shape[2], groups, sinkhorn, logits, early, PDL, block,
+        SLICE_D // CHUNK_D, LANES, part.shape[2], groups, sinkhorn, alone, logits, early, PDL, block,
         num_warps=FINISH_WARPS, enable_fp_fusion=False,
         **launch,
     )  # fmt: skip

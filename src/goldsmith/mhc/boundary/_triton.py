@@ -25,10 +25,12 @@ def forward(
     *, form: str, orientation: str, **options: object,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     n = x.shape[-2]
-    flat, f, h_post, h_res = streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n)
+    flat = streams(x)
+    T = flat.shape[0]
+    f, h_post, h_res = rows(f), dense(h_post, T, n), dense(h_res, T, n, n)
     names = {"h_pre": "h_pre_next", "h_post": "h_post_next", "h_res": "h_res_next"}
     outputs = ("h_in", "h_post", "h_res", "inv_rms", "h_mix")
-    if 0 < flat.shape[0] <= MOST_TOKENS and not tracing("x_next"):
+    if 0 < T <= MOST_TOKENS and not tracing("x_next"):
         gamma = None if gamma is None else gamma.reshape(-1).contiguous()
         options.pop("rms_form")
         y, part = mixed_chunks(flat, phi.contiguous(), gamma, f=f, h_post=h_post, h_res=h_res, orientation=orientation)

@@ -44,7 +44,7 @@ def pre(
     x [..., n, dim] in bfloat16, float16, float32 or float64 -> h_in [..., dim] in x's dtype (summed in float32, rounded
     once), h_post [..., n] and h_res [..., n, n] in float32 (float64 for float64 x). Shapes and keywords as in
     `coefficients`. With sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals
-    h_res bit for bit, except on a GPU for n > 2, where the two kernels add in different orders.
+    h_res bit for bit.
 
     Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes per token (100 at n=4).
     Raises ShapeError (the message lists the shapes and the likely mistake), TypeError, ValueError, BackendUnavailable.
