@@ -65,8 +65,17 @@ def _coefficients_fwd_kernel(
             result = result + (column(logit, row, 2 * N + c),)
         if SINKHORN:
             result = sinkhorn(result, iterations, sinkhorn_eps, N)
-        for c in tl.static_range(N * N):
-            tl.store(h_res_ptr + t * (N * N) + c, result[c], mask=t < T)
+        h_res = filled(tl.zeros_like(logit), row, 2 * N, result, N * N)
+        tl.store(h_res_ptr + t[:, None] * (N * N) + row[None, :] - 2 * N, h_res, mask=live & (row >= 2 * N)[None, :])
+
+
+@triton.jit
+def filled(tile, row, first, values, COUNT: tl.constexpr):
+    """A tile, or a vector, with `values` in the columns from `first`, for one store: many make the compiler slow."""
+    for i in tl.static_range(COUNT):
+        value = values[i] if len(tile.shape) == 1 else tl.expand_dims(values[i], 1)
+        tile = tl.where(row == first + i, value, tile)
+    return tile
 
 
 @triton.jit

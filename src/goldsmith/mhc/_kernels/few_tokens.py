@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core._kernels.arithmetic import sigmoid
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .coefficients import column, inverse_rms, new_coefficients
+from .coefficients import column, filled, inverse_rms, new_coefficients
 from .collapse import weighted_sum
 from .float32_products import dot, int64_stride, settled, split, transposed
 from .launch import CHUNK_D, INTERPRET, LANES, PARTS, SLICE_D
@@ -26,6 +26,12 @@ from .sinkhorn import sinkhorn
 from .stream_gradient import load_columns, load_tiles, mixed
 
 MOST_TOKENS = 4 if INTERPRET else 64  # the interpreter runs one program after the other
+MOST_STREAMS = 4  # the first kernel holds all streams and weights: with 8 it compiles for half a minute and spills
+
+
+def are_few(x: Tensor) -> bool:
+    """Whether x [T, n, D] takes these kernels."""
+    return 0 < x.shape[0] <= MOST_TOKENS and x.shape[1] <= MOST_STREAMS
 
 
 @triton.jit(do_not_specialize=["T", "M"])
@@ -134,10 +140,8 @@ def _finish_kernel(
                 for c in tl.static_range(N * N):
                     result = result + (column(logit, row, 2 * N + c),)
                 result = sinkhorn(result, iterations, sinkhorn_eps, N)
-                for c in tl.static_range(N * N):
-                    tl.store(h_res_ptr + t * (N * N) + c, result[c])
-            else:
-                tl.store(h_res_ptr + t * (N * N) + row - 2 * N, logit, mask=(row >= 2 * N) & (row < M))
+                logit = filled(logit, row, 2 * N, result, N * N)
+            tl.store(h_res_ptr + t * (N * N) + row - 2 * N, logit, mask=(row >= 2 * N) & (row < M))
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from ...core.tracing import stage, tracing
 from .bfloat16_planes import from_planes, to_planes
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
-from .few_tokens import MOST_TOKENS, mixed_chunks
+from .few_tokens import are_few, mixed_chunks
 from .few_tokens import finish as finish_tokens
 from .launch import dense, rows, shaped, streams, unsupported_dtype, unsupported_n
 from .ordered_sums import finish, partial_psi
@@ -50,7 +50,7 @@ def forward(
     """
     flat, phi = streams(x), phi.contiguous()
     gamma = None if gamma is None else gamma.reshape(-1).contiguous()
-    if 0 < flat.shape[0] <= MOST_TOKENS:
+    if are_few(flat):
         return few_tokens(x, *mixed_chunks(flat, phi, gamma), alpha, bias, names or {}, collapsed, output, **options)
     results = coefficients(x, project(flat, phi, gamma), alpha, bias, names or {}, **options)
     if collapsed:

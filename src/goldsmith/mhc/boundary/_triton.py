@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.tracing import stage, tracing
 from .._kernels import pipeline
-from .._kernels.few_tokens import MOST_TOKENS, mixed_chunks
+from .._kernels.few_tokens import are_few, mixed_chunks
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
@@ -30,7 +30,7 @@ def forward(
     f, h_post, h_res = rows(f), dense(h_post, T, n), dense(h_res, T, n, n)
     names = {"h_pre": "h_pre_next", "h_post": "h_post_next", "h_res": "h_res_next"}
     outputs = ("h_in", "h_post", "h_res", "inv_rms", "h_mix")
-    if 0 < T <= MOST_TOKENS and not tracing("x_next"):
+    if are_few(flat) and not tracing("x_next"):
         gamma = None if gamma is None else gamma.reshape(-1).contiguous()
         options.pop("rms_form")
         y, part = mixed_chunks(flat, phi.contiguous(), gamma, f=f, h_post=h_post, h_res=h_res, orientation=orientation)
