@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core._kernels.arithmetic import sigmoid
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .coefficients import column, filled, inverse_rms, new_coefficients
+from .coefficients import column, inverse_rms, new_coefficients
 from .collapse import weighted_sum
 from .float32_products import dot, int64_stride, settled, split, transposed
 from .launch import CHUNK_D, INTERPRET, LANES, PARTS, SLICE_D
@@ -140,8 +140,10 @@ def _finish_kernel(
                 for c in tl.static_range(N * N):
                     result = result + (column(logit, row, 2 * N + c),)
                 result = sinkhorn(result, iterations, sinkhorn_eps, N)
-                logit = filled(logit, row, 2 * N, result, N * N)
-            tl.store(h_res_ptr + t * (N * N) + row - 2 * N, logit, mask=(row >= 2 * N) & (row < M))
+                for c in tl.static_range(N * N):
+                    tl.store(h_res_ptr + t * (N * N) + c, result[c])
+            else:
+                tl.store(h_res_ptr + t * (N * N) + row - 2 * N, logit, mask=(row >= 2 * N) & (row < M))
 
 
 @triton.jit
