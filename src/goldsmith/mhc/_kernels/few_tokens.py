@@ -39,11 +39,9 @@ def _chunks_kernel(
     x_ptr, f_ptr, h_post_ptr, h_res_ptr, phi_ptr, gamma_ptr, y_ptr, part_ptr, stride_xt, stride_xn, stride_ft, T,
     M, D, N: tl.constexpr, MP: tl.constexpr, ROW: tl.constexpr, X_PARTS: tl.constexpr, LANES: tl.constexpr,
     HAS_GAMMA: tl.constexpr, MIX: tl.constexpr, TRANSPOSED: tl.constexpr, INTERPRET: tl.constexpr,
-    PDL: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Partial sums [T, chunks, ROW] of x, or with MIX of y = post(x, f, h_post, h_res), which it stores."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     c = tl.program_id(0)
     t = (tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     d = c * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -97,7 +95,7 @@ def _finish_kernel(
     rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K, CHUNKS,
     N: tl.constexpr, PER_SLICE: tl.constexpr, LANES: tl.constexpr, ROW: tl.constexpr,
     GROUPS: tl.constexpr, SINKHORN: tl.constexpr, STORE_PRE: tl.constexpr, STORE_LOGITS: tl.constexpr,
-    EARLY: tl.constexpr, PDL: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) - 1  # -1: the coefficients
@@ -109,12 +107,7 @@ def _finish_kernel(
     alpha = tl.load(alpha_ptr + group, mask=row < M, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + row, mask=row < M, other=0.0).to(tl.float32)
     x_ptr += t * stride_xt
-    if EARLY:  # the first kernel does not write x
-        x = load_rows(x_ptr, stride_xn, d, inside, N)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    if not EARLY:
-        x = load_rows(x_ptr, stride_xn, d, inside, N)
+    x = load_rows(x_ptr, stride_xn, d, inside, N)
     mix = sum_chunks(part_ptr + t * CHUNKS * ROW, row, row < M + LANES, CHUNKS, PER_SLICE, ROW)
     inv_rms = inverse_rms(mix, row, K, rms_eps, M, LANES)
     logit = tl.fma(alpha, mix * inv_rms, bias)
@@ -170,26 +163,24 @@ def mixed_chunks(
         _chunks_kernel, (count, cdiv(T, 64)),
         x, or_x(f), or_x(h_post), or_x(h_res), phi, phi if gamma is None else gamma, y, part,
         x.stride(0), x.stride(1), f.stride(0) if mix else 0, T, M, D, N, power_of_2(M, 16), row, PARTS[x.dtype], LANES,
-        gamma is not None, mix, orientation == "out_in", INTERPRET, PDL, 64, CHUNK_D,
+        gamma is not None, mix, orientation == "out_in", INTERPRET, 64, CHUNK_D,
         num_warps=8 if mix else CHUNK_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return y, part
 
 
-PDL = False
 CHUNK_WARPS, FINISH_WARPS, FINISH_D = 4, 4, 1024
 
 
 def finish(
     part: Tensor, x: Tensor, alpha: Tensor, bias: Tensor, *, rms_eps: float, pre_eps: float, post_mult: float = 1.0,
     post_eps: float = 0.0, iterations: int = 1, sinkhorn_eps: float = 0.0, sinkhorn: bool = True,
-    output: str | None = "h_in", batch: Sequence[int] | None = None, logits: bool = False, early: bool = True,
+    output: str | None = "h_in", batch: Sequence[int] | None = None, logits: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The coefficients by name and the weighted sum, `output`, from the partial sums of x [T, n, D].
 
     logits  the logits as well. Without them, h_pre is only among the results if there is no output
     batch   the leading dimensions of the results, with T tokens; default [T]
-    early   x may be read before the partial sums are complete
     """
     T, N, D = x.shape
     M, groups = bias.numel(), alpha.numel()
@@ -199,15 +190,12 @@ def finish(
     absent = h_in = out["h_mix"]
     if output:
         out[output] = h_in = torch.empty((*batch, D), dtype=x.dtype, device=x.device)
-    block = min(FINISH_D, power_of_2(D, 16))
-    launch = {"launch_pdl": True} if PDL else {}
     run(
-        _finish_kernel, (T, 1 + (cdiv(D, block) if output else 0)),
+        _finish_kernel, (T, 1 + (cdiv(D, FINISH_D) if output else 0)),
         part, x, alpha, bias, h_in, out.get("h_pre", absent), out.get("h_post", absent),
         out.get("h_res", absent), out["inv_rms"], out["h_mix"], out.get("logits", absent), x.stride(0), x.stride(1), T,
         D, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, N * D, part.shape[1], N,
-        SLICE_D // CHUNK_D, LANES, part.shape[2], groups, sinkhorn, alone, logits, early, PDL, block,
+        SLICE_D // CHUNK_D, LANES, part.shape[2], groups, sinkhorn, alone, logits, FINISH_D,
         num_warps=FINISH_WARPS, enable_fp_fusion=False,
-        **launch,
     )  # fmt: skip
     return out

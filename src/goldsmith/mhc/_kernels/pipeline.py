@@ -61,13 +61,13 @@ def forward(
 
 def few_tokens(
     x: Tensor, flat: Tensor, partial_sums: Tensor, alpha: Tensor, bias: Tensor, names: dict[str, str], collapsed: bool,
-    output: str, *, early: bool = True, **options: object,
+    output: str, **options: object,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The coefficients by name and `output`, in the leading dimensions of x, from the chunks' partial sums."""
     alpha, bias, wanted = alpha.contiguous(), bias.contiguous(), output if collapsed else None
     if not tracing():
-        return finish_tokens(partial_sums, flat, alpha, bias, output=wanted, batch=x.shape[:-2], early=early, **options)
-    results = finish_tokens(partial_sums, flat, alpha, bias, output=wanted, logits=True, early=early, **options)
+        return finish_tokens(partial_sums, flat, alpha, bias, output=wanted, batch=x.shape[:-2], **options)
+    results = finish_tokens(partial_sums, flat, alpha, bias, output=wanted, logits=True, **options)
     h_in, h_pre = results.pop(output, None), results["h_pre"]
     results = marked(x, results, names, **options)
     if collapsed:

@@ -34,7 +34,7 @@ def forward(
         gamma = None if gamma is None else gamma.reshape(-1).contiguous()
         options.pop("rms_form")
         y, part = mixed_chunks(flat, phi.contiguous(), gamma, f=f, h_post=h_post, h_res=h_res, orientation=orientation)
-        results = pipeline.few_tokens(x, y, part, alpha, bias, names, True, "h_in", early=False, **options)
+        results = pipeline.few_tokens(x, y, part, alpha, bias, names, True, "h_in", **options)
         return shaped(y, x.shape), *(results[name] for name in outputs)
     x_next = stage("x_next", shaped(mix_forward(flat, f, h_post, h_res, orientation), x.shape))
     results = pipeline.forward(x_next, phi, alpha, bias, gamma, collapsed=True, names=names, **options)
