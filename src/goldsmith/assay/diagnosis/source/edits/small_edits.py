@@ -82,7 +82,8 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
         return
     at = start + len(match.group(1))
     for other in dict.fromkeys(o for group in _ALIKE if known in group for o in group if o != known):
-        yield function.edit(node, "operator", 1.0 if other in "+-*/" else 1.2, (at, at + len(known), other))
+        kind = "sign" if {known, other} == {"+", "-"} else "operator"
+        yield function.edit(node, kind, 1.0 if other in "+-*/" else 1.2, (at, at + len(known), other))
     whole_start, whole_end = function.file.span(node)
     data = function.file.data
     left = data[whole_start : start + len(match.group(1).rstrip())].decode()
