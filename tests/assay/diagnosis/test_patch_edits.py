@@ -26,6 +26,7 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "assignment": ("y = x\ny = w", "y = x\ny += w"),
     "loop bounds": ("for i in range(n):\n    y = i", "for i in range(1, n):\n    y = i"),
     "loop turned": ("for i in range(n):\n    y = i", "for i in reversed(range(n)):\n    y = i"),
+    "loop over a list turned": ("for i in f(n):\n    y = i", "for i in reversed(f(n)):\n    y = i"),
     "rounding": ("y = n // D", "y = (n + D - 1) // D"),
     "factor": ("y = x * w * n", "y = x * w"),
     "division": ("y = x\nz = n", "y = x / n\nz = n"),
