@@ -141,7 +141,7 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
         ("sign", "y = a + b", "y = a - b", "sign_flip"),
         ("assignment", "y = a", "y += a", "overwritten_accumulator"),
         ("function", "y.index_copy_(0, i, a)", "y.index_add_(0, i, a)", "lost_update"),
-        ("another name", "y = a", "y = b", "wrong_stride"),  # the edit alone does not tell
+        ("call removed", "y = f(a)", "y = a", "wrong_stride"),  # the edit alone does not tell
     ],
 )
 def test_the_cause_that_a_patch_undoes_comes_first(kind, removed, added, cause):

@@ -26,6 +26,8 @@ _KINDS = {
     "another mask": ("wrong_mask", 0.8), "condition added": ("wrong_mask", 0.8),
     "loop bounds": ("truncated_reduction", 0.71), "factor added": ("wrong_factor", 0.7),
     "factor removed": ("wrong_factor", 0.62), "addend added": ("missing_term", 0.63),
+    "rounding": ("never_written", 0.6), "plus or minus one": ("off_by_one", 0.53),
+    "offset added": ("invalid_index", 0.5), "another name": ("wrong_saved_tensor", 0.5),
 }  # fmt: skip
 
 

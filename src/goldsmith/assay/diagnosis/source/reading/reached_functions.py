@@ -45,7 +45,8 @@ def _begin(code: CodeType) -> tuple[int, int]:
     """The line and column where the body of a lambda begins, which may share its line; else the first line and -1."""
     if code.co_name != "<lambda>":
         return code.co_firstlineno, -1
-    return min((row, at) for row, _, at, end in code.co_positions() if row and at is not None and end)
+    places = ((row, at) for row, _, at, end in code.co_positions() if row and at is not None and end)
+    return min(places, default=(code.co_firstlineno, -1))
 
 
 def functions(root: object, without: str = "") -> Iterator[FunctionType]:
