@@ -13,7 +13,7 @@ from goldsmith.assay.diagnosis.causes.patched import with_patch
 from goldsmith.assay.diagnosis.causes.rank import Cause
 from goldsmith.assay.diagnosis.causes.rules import CATALOGUE, matches
 from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFact
-from goldsmith.assay.diagnosis.source.patch import Patch
+from goldsmith.assay.diagnosis.source.patch import Equal, Patch
 
 G = draw(12, 10)
 COLUMN, ROWS = draw(12, 1, seed=1), [3, 1, 0, 2, *range(4, 12)]
@@ -152,3 +152,5 @@ def test_the_cause_that_a_patch_undoes_comes_first(kind, removed, added, cause):
     sure = [Cause("overrun", 0.97, "y", ["40 bytes written past the end"]), *guesses]
     assert with_patch(sure, patch, "y") == sure
     assert with_patch(guesses, replace(patch, narrow=True), "y") == guesses
+    other = Equal(1, "number", "-y = 1\n+y = 2")  # another mend that passes as well
+    assert with_patch(guesses, replace(patch, equals=(other,)), "y") == guesses

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..source.patch import Patch
+from ..source.patch import Equal, Patch
 from . import rules
 from .rank import Cause
 
@@ -32,15 +32,18 @@ _KINDS = {
 
 
 def by_patch(patch: Patch) -> tuple[str, float] | None:
-    """(cause, share of such patches that had it); None if the edit alone does not tell, or may stand for another."""
-    if patch.doubtful:
-        return None
-    lines = patch.diff.splitlines()
+    """(cause, share of such patches that had it); None if the edit or its equals do not tell, or it is doubtful."""
+    told = {_told(edit) for edit in (patch, *patch.equals)}
+    return told.pop() if len(told) == 1 and not patch.doubtful else None
+
+
+def _told(edit: Patch | Equal) -> tuple[str, float] | None:
+    lines = edit.diff.splitlines()
     before, after = (
         {w for s in lines if s[:1] == sign and s[:3] != 3 * sign for w in re.findall(r"\w+", s)} for sign in "-+"
     )
     word = next((w for w in _WORDS if w in before ^ after), "")
-    return _WORDS.get(word) or _KINDS.get(patch.kind)
+    return _WORDS.get(word) or _KINDS.get(edit.kind)
 
 
 def with_patch(causes: Sequence[Cause], patch: Patch, tensor: str) -> list[Cause]:
