@@ -33,7 +33,8 @@ _KINDS = {
 
 def by_patch(patch: Patch) -> tuple[str, float] | None:
     """(cause, share of such patches that had it); None if the edit or its equals do not tell, or it is doubtful."""
-    told = {_told(edit) for edit in (patch, *patch.equals)}
+    edits: list[Patch | Equal] = [patch, *patch.equals]
+    told = {_told(edit) for edit in edits}
     return told.pop() if len(told) == 1 and not patch.doubtful else None
 
 
