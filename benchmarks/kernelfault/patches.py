@@ -1,8 +1,8 @@
-"""Patch rates: for how many faults in Python or Triton sources the search finds an edit that makes the kernel pass.
+"""Patch rates: for how many faults in Python or Triton sources a diagnosis finds an edit that makes the kernel pass.
 
     python -m benchmarks.kernelfault.patches --out rows.jsonl [--sample N] [--seconds S] [--author A] [NAME ...]
 
-A row has the fault, the patch as a diff, whether it restores the right kernel word for word, edits tried and seconds.
+A row has the fault, the first causes, the patch as a diff, whether it restores the right kernel word for word, seconds.
 A patch in other words needs a person, whose judgements are in `judgements.toml`. A run continues where the file ends.
 The exit status is 1 if a judgement is missing.
 """
@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import torch
 
 if __name__ == "__main__":  # the child process runs this file, whose folder must not be imported from
     sys.path[:1] = [str(Path(__file__).resolve().parents[2])]
@@ -55,15 +57,19 @@ def examined(key: str, seconds: float) -> Row:
     with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
         path = catalogue.copy(fault.host, fault.backend, fault, Path(folder))
         from benchmarks.kernelfault import targets
-        from goldsmith.assay.diagnosis.source.search import find_patch
+        from goldsmith import assay
 
-        target, report, failing = targets.failing(fault, path)
-        row: Row = {"fault": key, "backend": fault.backend, "author": fault.host.author, "verdict": report.verdict}
-        began = time.perf_counter()
-        search = find_patch(target, failing, seconds)
-        row |= {"seconds": round(time.perf_counter() - began, 1), "tried": search.tried, "reason": search.reason}
-        if search.patch is not None:
-            patch = search.patch
+        target = targets.factory(fault.host, fault.backend, path)()
+        dtype = getattr(torch, fault.dtype) if fault.dtype else None
+        case = fault.cases[0] if fault.cases else None
+        diagnosis = assay.diagnose(target, case, dtype=dtype, seed=0, budget_s=seconds, patch=True)
+        row: Row = {"fault": key, "backend": fault.backend, "author": fault.host.author, "verdict": diagnosis.verdict}
+        row |= {"seconds": round(diagnosis.seconds, 1), "causes": [c.id for c in diagnosis.causes[:3]]}
+        row["line"] = 0 if diagnosis.line is None else diagnosis.line.at.line
+        row["reason"] = next((s for s in diagnosis.traced if s.startswith("No patch")), diagnosis.partial)
+        if diagnosis.patch is not None:
+            patch = diagnosis.patch
+            row["tried"] = patch.tried
             right = (ROOT / fault.file).read_text(encoding="utf-8")
             row |= {
                 "diff": patch.diff.replace(folder + "/", ""), "kind": patch.kind, "remaining": list(patch.remaining),
@@ -135,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the file of rows")
     parser.add_argument("--sample", type=int, help="that many faults, the same each time")
     parser.add_argument("--author", choices=("goldsmith", "stranger"))
-    parser.add_argument("--seconds", type=float, default=24.0, help="of a search: 40 %% of the default budget")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a diagnosis: the default budget")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -1,6 +1,7 @@
 """Statements about a case, and the model that ranks causes by them and by the rules."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ import torch
 from assay.diagnosis.faulty import draw, pair, report
 from goldsmith.assay.diagnosis.causes import likelihood, rank
 from goldsmith.assay.diagnosis.causes.features import features
+from goldsmith.assay.diagnosis.causes.patched import with_patch
+from goldsmith.assay.diagnosis.causes.rank import Cause
 from goldsmith.assay.diagnosis.causes.rules import CATALOGUE, matches
 from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFact
+from goldsmith.assay.diagnosis.source.patch import Equal, Patch
 
 G = draw(12, 10)
 COLUMN, ROWS = draw(12, 1, seed=1), [3, 1, 0, 2, *range(4, 12)]
@@ -129,3 +133,24 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
     shares = learn.shares([(e, learn.ranking(model, e)) for e in left])
     assert len(left) > 50 and shares["among 3, learned"] >= shares["among 3"] + 0.1, shares
     assert shares["first, learned"] >= shares["first"], shares
+
+
+@pytest.mark.parametrize(
+    ("kind", "removed", "added", "cause"),
+    [
+        ("sign", "y = a + b", "y = a - b", "sign_flip"),
+        ("assignment", "y = a", "y += a", "overwritten_accumulator"),
+        ("function", "y.index_copy_(0, i, a)", "y.index_add_(0, i, a)", "lost_update"),
+        ("call removed", "y = f(a)", "y = a", "wrong_stride"),  # the edit alone does not tell
+    ],
+)
+def test_the_cause_that_a_patch_undoes_comes_first(kind, removed, added, cause):
+    patch = Patch("k.py", 1, kind, f"--- k.py\n+++ k.py\n@@ -1 +1 @@\n-{removed}\n+{added}", 2)
+    guesses = [Cause(id, score, "y", ["a fact"]) for id, score in (("wrong_stride", 0.34), ("sign_flip", 0.2))]
+    ranked = with_patch(guesses, patch, "y")
+    assert ranked[0].id == cause and {c.id for c in guesses} <= {c.id for c in ranked}
+    sure = [Cause("overrun", 0.97, "y", ["40 bytes written past the end"]), *guesses]
+    assert with_patch(sure, patch, "y") == sure
+    assert with_patch(guesses, replace(patch, narrow=True), "y") == guesses
+    other = Equal(1, "number", "-y = 1\n+y = 2")  # another mend that passes as well
+    assert with_patch(guesses, replace(patch, equals=(other,)), "y") == guesses

@@ -7,7 +7,7 @@ import pytest
 from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome
 from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit, Function
-from goldsmith.assay.diagnosis.source.edits.every_edit import edits_of
+from goldsmith.assay.diagnosis.source.edits.every_edit import EveryEdit, near_edits
 from goldsmith.assay.diagnosis.source.edits.inverse_edits import inverse_kinds
 from goldsmith.assay.diagnosis.source.reading.candidate_source import CandidateSource
 from goldsmith.assay.diagnosis.source.reading.source_file import SourceFile
@@ -26,6 +26,7 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "assignment": ("y = x\ny = w", "y = x\ny += w"),
     "loop bounds": ("for i in range(n):\n    y = i", "for i in range(1, n):\n    y = i"),
     "loop turned": ("for i in range(n):\n    y = i", "for i in reversed(range(n)):\n    y = i"),
+    "loop over a list turned": ("for i in f(n):\n    y = i", "for i in reversed(f(n)):\n    y = i"),
     "rounding": ("y = n // D", "y = (n + D - 1) // D"),
     "factor": ("y = x * w * n", "y = x * w"),
     "division": ("y = x\nz = n", "y = x / n\nz = n"),
@@ -34,6 +35,8 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "dict entries": ('return {"a": w, "b": x}', 'return {"a": x, "b": w}'),
     "names exchanged": ("y = x + n * (w - x)", "y = w + n * (x - w)"),
     "another name": ("y = x.exp()\nz = w", "y = w.exp()\nz = w"),
+    "another name throughout": ("y = n // row, n % row\nz = D", "y = n // D, n % D\nz = D"),
+    "sign of a call": ("y = x.exp() * w", "y = -x.exp() * w"),
     "another number": ("y = x + 7\nz = x + 3", "y = x + 7\nz = x + 7"),
     "name for a number": ("y = x * 4\nz = D", "y = x * D\nz = D"),
     "saved tensor": ("c.save_for_backward(x, x)\nz = w", "c.save_for_backward(x, w)\nz = w"),
@@ -61,7 +64,9 @@ def source_of(body):
 
 def texts_of(body, **kinds):
     file = source_of(body)
-    edits = edits_of(Function(file, file.tree.body[0], kinds=kinds))
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, file.tree.body[0], kinds=kinds)]
+    edits = [*near_edits(edits.functions[0]), *edits.far()]
     return {edit.applied(file.data).decode() for edit in edits}
 
 
@@ -83,6 +88,12 @@ def test_a_tensor_is_made_contiguous_for_the_whole_function():
     assert any(text.endswith(wanted) for text in texts_of("y = x", x="f[3,4]"))
 
 
+def test_a_factor_of_one_axis_is_also_a_column_where_there_are_tiles_of_two():
+    column = "y = x * n[:, None]\n"
+    assert any(column in t for t in texts_of("y = x\nz = w + n", x="f[4,8]", n="f[4]", w="f[4]"))
+    assert not any(column in t for t in texts_of("y = x\nz = w + n", x="f[4]", n="f[4]", w="f[4]"))
+
+
 def test_what_deletes_a_launch_or_a_clamp_is_refused():
     file = source_of("k[(n,)](x)\ny = x.clamp(min=0)")
     source = CandidateSource({"kernel.py": file}, (), {}, ("kernel", "f", None))
@@ -99,6 +110,22 @@ def test_a_line_that_a_trace_names_comes_first_and_hints_come_earlier():
     )
     queue = EditQueue([plain, hinted, named], first=[("kernel.py", 9, "f")], kinds=inverse_kinds(["dtype_width"]))
     assert next(queue.batches(3)) == [named, hinted, plain]
+
+
+def test_edits_that_bring_in_expressions_are_made_for_places_that_matter_first():
+    """For the line that a trace names at the start, for the place that moves a wrong result next, then for the rest."""
+    probes = [Edit("kernel.py", ((n, n, "x"),), "number", 1.0, n, n, "f") for n in (1, 2, 3)]
+    asked = []
+
+    def far(places):
+        asked.append(None if places is None else {line for _, line in places})
+        return [Edit("kernel.py", ((9, 9, "y"),), "addend added", 2.0, 9, 9, "f")]
+
+    queue = EditQueue(probes, wrong=["y"], first=[("kernel.py", 9, "f")], far=far)
+    for batch in queue.batches(1):
+        for edit in batch:
+            queue.learn(edit, EditOutcome("wrong", ("y",), moved=edit.line == 3), False)
+    assert asked == [{7, 8, 9, 10, 11}, {3}, None]
 
 
 def test_a_place_that_moves_right_results_as_well_comes_later():

@@ -319,3 +319,38 @@ print(assay.diagnose(target, patch=True).patch.kind)
     )  # fmt: skip
     assert (done.stdout.split("\n")[0], done.stdout.count("begun")) == ("begun", 1), done.stderr
     assert done.stdout.split("\n")[1] == "assignment"
+
+
+ONE_LINE = """
+import torch
+
+from goldsmith import assay
+
+
+@assay.case(T=[3])
+def rows(make, T):
+    return {"x": make.normal(T, T) + 4 * torch.eye(T), "cap": 0.5}
+
+
+capped, golden = lambda x, cap: x * (x / cap).tanh(), lambda x, cap: cap * (x / cap).tanh()
+inverse, inverted = lambda x, cap: torch.linalg.inv(x) * -cap, lambda x, cap: torch.linalg.inv(x) * cap
+beside = assay.Target(capped, golden, cases=rows, name="cap", backward=None)
+unbounded = assay.Target(inverse, inverted, cases=rows, name="inverse", backward=None)
+"""
+
+
+@pytest.mark.parametrize(("name", "kind"), [("beside", "another name"), ("unbounded", "sign")])
+def test_a_lambda_beside_its_golden_and_a_result_without_a_proven_bound_get_patches(tmp_path, name, kind):
+    target = getattr(load(tmp_path, ONE_LINE), name)
+    search = find_patch(target, failing(target), SECONDS)
+    assert search.patch is not None, search.reason
+    assert search.patch.kind == kind
+
+
+def test_a_second_edit_is_looked_for_where_the_first_mends_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "_SECOND", 0.98)  # begins after the first edits
+    text = TORCH.replace("dw += grad[t]", "dw = grad[t]").replace("normed * inner) * rstd", "normed * inner)")
+    target = load(tmp_path, text).target
+    search = find_patch(target, failing(target), SECONDS)
+    assert search.patch is not None, search.reason
+    assert search.patch.kind == "assignment, factor added"

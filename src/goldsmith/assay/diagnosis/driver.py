@@ -23,6 +23,7 @@ from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap, _plain
 from ..support.candidate_state import CandidateState
 from . import crash_safety
 from .causes.likelihood import SURE
+from .causes.patched import with_patch
 from .causes.rank import by_rules, rank, strength
 from .clock import CHECKING, COLLECTING, SPENT, Clock
 from .collect import Depth, begin, collect, described
@@ -230,6 +231,8 @@ def _find_patch(
         evidence=evidence,
     )  # fmt: skip
     diagnosis.patch = search.patch
+    if search.patch is not None:
+        diagnosis.causes = with_patch(diagnosis.causes, search.patch, diagnosis.first_wrong_stage or "")
     diagnosis.traced += [search.reason] if search.reason else []
     diagnosis.traced += [f"Not accepted: {text}." for text in search.refused[:_REFUSED]]
     if search.interrupted:

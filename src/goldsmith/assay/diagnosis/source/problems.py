@@ -73,9 +73,9 @@ def problem(
     for name, kind, _ in run.results():
         if name.removeprefix("saved.") in material.target.decisions:
             continue
-        against = golden.reference(name, kind, noise=False)
+        against = _expected(golden, name, kind)
         if against is not None:
-            values[name] = (against.bounded.value.cpu(), against.bounded.bound.cpu())
+            values[name] = against
     settings = RunSettings(cotangents=dict(run.cotangents), layouts=dict(layouts or {}))
     stages = _right_stages(run, golden)
     return {"run": request_of(material, settings), "golden": values, "stages": stages} if values else None
@@ -84,12 +84,25 @@ def problem(
 def _right_stages(run: CandidateRun, golden: GoldenResults) -> dict[str, tuple[Tensor, Tensor]]:
     stages = {}
     for name, tensor in run.stages.items():
-        against = golden.reference(name, "stage", noise=False)
+        against = _expected(golden, name, "stage")
         if against is not None and name not in golden.material.target.decisions:
-            value, bound = against.bounded.value.cpu(), against.bounded.bound.cpu()
-            if tensor is not None and not wrong_share(tensor, value, bound):
-                stages[name] = value, bound
+            if tensor is not None and not wrong_share(tensor, *against):
+                stages[name] = against
     return stages
+
+
+def _expected(golden: GoldenResults, name: str, kind: str) -> tuple[Tensor, Tensor] | None:
+    """The golden's value, and the bound of its rounding; where none is proven, the limit of the legal runs' noise."""
+    against = golden.reference(name, kind, noise=False)
+    if against is None:
+        return None
+    bound = against.bounded.bound
+    if bool(torch.isinf(bound).any()):
+        noise = replace(against, ensemble=[run[name] for run in golden.ensemble if name in run]).noise
+        if noise.usable:
+            noisy = torch.isinf(bound) & noise.judged
+            bound = torch.where(noisy, noise.limit() * noise.scale.double() * noise.unit, bound)
+    return against.bounded.value.cpu(), bound.cpu()
 
 
 def of_examination(examination: Examination) -> Problem | None:

@@ -13,7 +13,7 @@ from .acceptance import Acceptance
 from .children.mutants import EditOutcome, Mutants
 from .edits.edit_queue import EditQueue, Line
 from .edits.edits import Edit
-from .edits.every_edit import all_edits
+from .edits.every_edit import EveryEdit
 from .edits.inverse_edits import inverse_kinds
 from .foreign_changes import foreign_change
 from .patch import Patch
@@ -24,8 +24,7 @@ from .survivors import Survivors
 
 _SHARE, _UNBOUNDED = 0.4, 60.0  # of the budget of a diagnosis; seconds if there is none
 _BATCH = 40
-_PAIRING = 0.25  # share of the time for pairs of edits, if single ones mend a part
-_PAIRS, _BEAM = 150, 12
+_SECOND = 0.35  # share of the time for a second edit, if single ones mend a part
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
 _PROPOSING = 0.5  # share of the time for the program that proposes patches
 _LAYOUTS = 0.3  # share of the time for a second edit, if the first leaves other layouts wrong
@@ -113,7 +112,9 @@ def find_patch(
                     offered = proposals(propose, source, evidence or {}, _PROPOSING * seconds)
                     search.refused += offered.refused
                     survivors.adopt(_judged(offered.edits, target, source, problems, survivors, hunt, on_cuda))
-                hunt.run(all_edits(source.parts, mutants.original.wrong, mutants.kinds))
+                hunt.run(EveryEdit(source.parts, mutants.original.wrong, mutants.kinds))
+                if survivors.best is None and hunt.better:
+                    _mend_rest(hunt, source, problems, on_cuda)
                 if survivors.best is None and survivors.with_layouts:
                     _mend_layouts(hunt, source, problems, on_cuda)
                 if survivors.best is None:
@@ -168,28 +169,21 @@ class _Hunt:
     clock: _Deadline
     hints: Hints
     progress: Progress
+    better: list[tuple[int, float, Edit]] = field(default_factory=list)  # wrong results and shares left, the edit
 
-    def run(self, edits: Sequence[Edit]) -> None:
+    def run(self, edits: EveryEdit) -> None:
         original = self.mutants.original
-        better: list[tuple[float, Edit]] = []
-        queue = EditQueue(edits, original.wrong, self.hints.lines, self.hints.causes)
+        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far)
         for batch in queue.batches(_BATCH):
             right: list[Edit] = []
-            for edit, outcome in self._tried(batch, len(edits)):
+            for edit, outcome in self._tried(batch):
                 mends = outcome.state == "wrong" and _is_better(outcome, original)
                 queue.learn(edit, outcome, mends)
-                better += [(outcome.share, edit)] if mends else []
+                self.better += [(len(outcome.wrong), outcome.share, edit)] if mends else []
                 right += [edit] if outcome.state == "right" else []
             self._judge(right)
-            if better and self.clock.left <= self.clock.seconds * _PAIRING or self._over:
+            if self.better and self.clock.left <= self.clock.seconds * _SECOND or self._over:
                 break
-        if self.survivors.best is None and self.clock.left > 0:
-            pairs = _pairs(sorted(better, key=lambda b: b[0]), edits)
-            for start in range(0, len(pairs), _BATCH):
-                tried = self._tried(pairs[start : start + _BATCH], len(pairs))
-                self._judge([edit for edit, outcome in tried if outcome.state == "right"])
-                if self._over:
-                    return
 
     @property
     def _over(self) -> bool:
@@ -204,11 +198,11 @@ class _Hunt:
                 return
             self.survivors.judge(edit, self.clock.left)
 
-    def _tried(self, edits: Sequence[Edit], count: int) -> Iterator[tuple[Edit, EditOutcome]]:
+    def _tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
         for edit, outcome in self.mutants.tried(edits):
             self.search.tried += 1
             if self.search.tried % 20 == 0:
-                self.progress(f"patch: {self.search.tried} of {count} edits")
+                self.progress(f"patch: {self.search.tried} edits")
             yield edit, outcome
             if self._over:
                 return
@@ -220,33 +214,40 @@ def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
     return set(outcome.wrong) < set(original.wrong)
 
 
-def _pairs(better: Sequence[tuple[float, Edit]], edits: Sequence[Edit]) -> list[Edit]:
-    """Pairs of an edit that mends a part of the results with a cheap one."""
-    return [
-        first.joined(second)
-        for _, first in better[:_BEAM]
-        for second in edits[:_PAIRS]
-        if first.path == second.path and not first.overlaps(second)
-    ]
+def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
+    """A second edit after the one that leaves the fewest results wrong; the same again elsewhere comes earlier."""
+    edit = min(hunt.better, key=lambda b: (b[0], b[1], b[2].cost))[2]
+    _second(hunt, source, problems, on_cuda, edit, Hints((), {edit.kind}), hunt.clock.left)
 
 
 def _mend_layouts(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
     """A second edit for the smallest survivor that is right on every case, but not with other layouts of the inputs."""
     survivors = hunt.survivors
-    edit = survivors.with_layouts[0].edit
     try:
-        more = list(with_layouts(survivors.examination))
+        more = [*problems, *with_layouts(survivors.examination)]
+    except GoldenError:
+        return
+    seconds = max(4.0, _LAYOUTS * hunt.clock.seconds, hunt.clock.left)
+    hints = Hints((), inverse_kinds(("layout_assumption",)))
+    _second(hunt, source, more, on_cuda, survivors.with_layouts[0].edit, hints, seconds, len(problems))
+
+
+def _second(
+    hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool, edit: Edit, hints: Hints,
+    seconds: float, right: int = 0,
+) -> None:  # fmt: skip
+    """Looks for an edit of the source as `edit` leaves it. right: number of problems that are right then."""
+    survivors = hunt.survivors
+    try:
         ((path, text),) = hunt.mutants.texts(edit).items()
         edited = source.with_text(path, text)
-        with Mutants(edited, [*problems, *more], on_cuda=on_cuda) as mutants:
-            if mutants.original.state != "wrong" or mutants.original.problem < len(problems):
+        with Mutants(edited, problems, on_cuda=on_cuda) as mutants:
+            if mutants.original.state != "wrong" or mutants.original.problem < right:
                 return
-            seconds = max(4.0, _LAYOUTS * hunt.clock.seconds, hunt.clock.left)
             clock = _Deadline(time.monotonic() + seconds, seconds)
             inner = Survivors(survivors.acceptance, source, mutants, survivors.examination, hunt.progress, before=edit)
-            hints = Hints((), inverse_kinds(("layout_assumption",)))
             second = _Hunt(hunt.search, mutants, inner, clock, hints, hunt.progress)
-            second.run(all_edits(edited.parts, mutants.original.wrong, mutants.kinds))
+            second.run(EveryEdit(edited.parts, mutants.original.wrong, mutants.kinds))
             survivors.adopt(inner)
-    except (NoSource, GoldenError):
+    except NoSource:
         return

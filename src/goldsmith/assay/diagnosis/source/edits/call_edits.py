@@ -31,7 +31,7 @@ _KEYWORDS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (frozenset(("cat", "stack", "flip")), ("dim=-1", "dim=1")),
 )  # fmt: skip
 _CASTS = ("float", "double", "half", "bfloat16", "int", "long")
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
+_DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 
 
 def call_edits(function: Function) -> Iterator[Edit]:
@@ -59,7 +59,7 @@ def call_edits(function: Function) -> Iterator[Edit]:
         elif isinstance(node, ast.Attribute) and node.attr in _DTYPES:
             end = function.file.span(node)[1]
             for other in _DTYPES:
-                if other[0] != node.attr[0]:
+                if other != node.attr:
                     yield function.edit(node, "dtype", 1.3, (end - len(node.attr), end, other))
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
             for text in numbers:

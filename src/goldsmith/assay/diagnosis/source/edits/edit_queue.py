@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ..children.mutants import EditOutcome
-from .edits import Edit
+from .edits import Edit, Place
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
 _COSTLY = 1.9  # cost from which edits wait: a cheap one may choose the branch that is not taken
 _BONUS = 0.7  # cost less for the edits of a place where one has mended a part
 _BROAD = 0.3  # cost more for the edits of a place that also moves right results
 _PROBED = 1.9  # cost up to which an edit is tried early to see what its place moves
-_FIRST, _NEAR = 3.0, 0.3  # cost less in a line that a trace names, and in its function
-_HINTED = 0.5  # cost less for a kind that undoes the edit of the golden that fits
-Place = tuple[str, int]
+_FIRST, _CLOSE, _NEAR = 1.2, 0.6, 0.3  # cost less in a line that a trace names, within two lines of it, in its function
+_LINES = 2
+_BEGIN = 0.5  # cost up to which edits of such lines come before all that probe places
+_HINTED = 0.8  # cost less for a kind that undoes the edit of the golden that fits
 Line = tuple[str, int, str]  # file, line, function
 
 
 class EditQueue:
     """Iterates in batches. Call `learn` with every outcome.
 
+    near   edits that are there from the start; far: makes the others of some places, or with None of all that are left
     wrong  names of the wrong results
     first  lines to try before all others
     kinds  kinds of edits to try earlier
@@ -29,26 +32,30 @@ class EditQueue:
 
     def __init__(
         self,
-        edits: Iterable[Edit],
+        near: Iterable[Edit],
         wrong: Collection[str] = (),
         first: Collection[Line] = (),
         kinds: Collection[str] = (),
+        far: Callable[[Collection[Place] | None], list[Edit]] = lambda places: [],
     ):
-        self.wrong, self.lines, self.kinds = set(wrong), set(first), set(kinds)
+        self.wrong, self.lines, self.kinds, self.far = set(wrong), set(first), set(kinds), far
         self.waiting: deque[Edit] = deque()
         self.idle: Counter[Place] = Counter()
         self.moving: set[Place] = set()
         self.broad: set[Place] = set()
         self.promising: set[Place] = set()
-        ordered = sorted(edits, key=self.cost)
-        named = [e for e in ordered if self._named(e)]
-        probing = _one_for_each_place(e for e in ordered if not self._named(e))
-        early = {id(e) for e in (*named, *probing)}
+        about = {(path, line + n) for path, line, _ in self.lines for n in range(-_LINES, _LINES + 1)}
+        ordered = sorted([*near, *(far(about) if about else ())], key=self.cost)
+        named = [e for e in ordered if self._distance(e) <= _LINES and self.cost(e) <= _BEGIN]
+        known = {id(e) for e in named}
+        probing = _one_for_each_place(e for e in ordered if id(e) not in known)
+        known |= {id(e) for e in probing}
         self.probes = len(named) + len(probing)
-        self.left = deque([*named, *probing, *(e for e in ordered if id(e) not in early)])
+        self.left = deque([*named, *probing, *(e for e in ordered if id(e) not in known)])
+        self.expansions = deque([lambda: self.promising | self.moving, lambda: None])
 
     def batches(self, size: int) -> Iterator[list[Edit]]:
-        while self.left or self.waiting:
+        while self._refilled():
             batch: list[Edit] = []
             while self.left and len(batch) < size:
                 edit = self.left.popleft()
@@ -63,6 +70,14 @@ class EditQueue:
             probing, self.probes = self.probes > 0, self.probes - len(batch)
             if probing and self.probes <= 0:
                 self._sort()
+
+    def _refilled(self) -> bool:
+        """Whether edits are left: after the probes come those of the places that matter, and at the end all others."""
+        while self.probes <= 0 and self.expansions and (len(self.expansions) > 1 or not self.left):
+            places = self.expansions.popleft()()
+            self.left += self.far(places) if places is None or places else []
+            self._sort()
+        return bool(self.left or self.waiting)
 
     def learn(self, edit: Edit, outcome: EditOutcome, better: bool) -> None:
         at = place(edit)
@@ -86,11 +101,17 @@ class EditQueue:
         cost = edit.cost - _BONUS * (at in self.promising) + _BROAD * (at in self.broad)
         cost -= _HINTED * (edit.kind in self.kinds)
         if self.lines:
-            cost -= _FIRST if self._named(edit) else _NEAR * any(edit.function == f for _, _, f in self.lines)
+            distance = self._distance(edit)
+            near = _NEAR * any(edit.function == f for _, _, f in self.lines)
+            cost -= _FIRST if not distance else _CLOSE if distance <= _LINES else near
         return cost
 
-    def _named(self, edit: Edit) -> bool:
-        return any(edit.path == path and line in (edit.line, edit.place) for path, line, _ in self.lines)
+    def _distance(self, edit: Edit) -> float:
+        """Lines from an edit to the nearest line that a trace names."""
+        apart = [
+            min(abs(line - edit.line), abs(line - edit.place)) for path, line, _ in self.lines if path == edit.path
+        ]
+        return min(apart, default=math.inf)
 
 
 def _one_for_each_place(edits: Iterable[Edit]) -> list[Edit]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from ..reading.source_file import SourceFile
 
 Span = tuple[int, int, str]
+Place = tuple[str, int]  # file, line of a statement
 _WHOLE = (ast.Name, ast.Constant, ast.Call, ast.Attribute, ast.Subscript, ast.List, ast.Dict)
 _OPEN = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Attribute, ast.Subscript, ast.Starred, ast.IfExp)
 
@@ -78,6 +79,11 @@ class Function:
                 children = [node.target, *([node.value] if node.value else [])]
             pending += reversed(children)
         return found
+
+    @cached_property
+    def places(self) -> set[Place]:
+        """The statements of the body."""
+        return {(self.file.path, n.lineno) for n in map(self.statement, self.nodes) if n is not None}
 
     @cached_property
     def names(self) -> list[str]:

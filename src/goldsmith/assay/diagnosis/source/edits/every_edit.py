@@ -1,47 +1,54 @@
-"""All single edits of a candidate, the cheapest first."""
+"""EveryEdit: all single edits of a candidate, the many that bring in other expressions only for places in question."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from ..reading.candidate_source import BACKWARD, FORWARD, Part
 from ..reading.source_file import first_line
 from ..reading.value_kinds import kinds_of
 from .call_edits import call_edits
-from .edits import Edit, Function, cheapest_first
-from .scope_edits import scope_edits
+from .edits import Edit, Function, Place, cheapest_first
+from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
 from .statement_edits import statement_edits
 
 _OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it
 
 
-def all_edits(
-    parts: Iterable[Part], wrong: Collection[str], kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({})
-) -> list[Edit]:
-    """Every single edit, the cheapest first; those in the phase that computes right results cost more.
+class EveryEdit:
+    """Every single edit of a candidate; those in the phase that computes right results cost more.
 
-    wrong: names of the wrong results
+    near  edits that need little besides the node they change, of all places
     """
-    listed = list(parts)
-    gradients = bool(wrong) and all(n.endswith(".grad") for n in wrong)
-    phase = BACKWARD if gradients and any(p.phases == {BACKWARD} for p in listed) else FORWARD
-    functions = [_function(p, 0.0 if phase in p.phases else _OTHER_PHASE, kinds) for p in listed]
-    edits: list[Edit] = []
-    for function in functions:
-        edits += edits_of(function, [f for f in functions if f is not function])
-    return cheapest_first(edits)
+
+    def __init__(
+        self, parts: Iterable[Part], wrong: Collection[str],
+        kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ):  # fmt: skip
+        """wrong: names of the wrong results."""
+        listed = list(parts)
+        gradients = bool(wrong) and all(n.endswith(".grad") for n in wrong)
+        phase = BACKWARD if gradients and any(p.phases == {BACKWARD} for p in listed) else FORWARD
+        self.functions = [_function(p, 0.0 if phase in p.phases else _OTHER_PHASE, kinds) for p in listed]
+        self.near = cheapest_first(e for f in self.functions for e in near_edits(f))
+        self.done: set[Place] = set()
+
+    def far(self, places: Collection[Place] | None = None) -> list[Edit]:
+        """Edits that bring in other expressions of the scope, in these places, or in all others; each only once."""
+        found: list[Edit] = []
+        for function in self.functions:
+            own = {n for n in function.places if places is None or n in places} - self.done
+            self.done |= own
+            if own:
+                beside = [f for f in self.functions if f is not function]
+                found += scope_edits(function, beside, {line for _, line in own})
+        return cheapest_first(found)
 
 
-def edits_of(function: Function, beside: Sequence[Function] = ()) -> list[Edit]:
-    """The edits of one function. beside: the others, whose expressions may belong here."""
-    return [
-        *small_edits(function),
-        *call_edits(function),
-        *statement_edits(function),
-        *scope_edits(function, beside),
-    ]
+def near_edits(function: Function) -> list[Edit]:
+    return [*small_edits(function), *call_edits(function), *statement_edits(function), *name_edits(function)]
 
 
 def _function(part: Part, penalty: float, kinds: Mapping[str, Mapping[str, str]]) -> Function:

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from difflib import SequenceMatcher
 
 from ..reading.value_kinds import fits
 from .edits import Edit, Function, loads
 
-_MOST_EXPRESSIONS = 60  # of other places, by likeness, for one expression
+_MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one expression
+_WORD = re.compile(r"\w+")
+_SUMS, _PRODUCTS = (ast.Add, ast.Sub), (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult)
 _INDEX = ("range", "arange")
 
 
-def scope_edits(function: Function, beside: Sequence[Function]) -> Iterator[Edit]:
-    """beside: the other functions of the candidate, whose expressions may belong here."""
-    expressions = _expressions(function, beside)
-    for node in loads(function):
-        if _is_callee(function, node):
-            continue
+def name_edits(function: Function) -> Iterator[Edit]:
+    """Another name of the same kind, a number for a name, the other sign, and the next whole number."""
+    for node in _movable(function):
         if isinstance(node, ast.Name):
             yield from _names(function, node)
-        elif (
-            isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
-        ):
-            for name in function.names:
-                yield function.swap(node, name, "a name for a number", 2.6)
+        elif isinstance(node, ast.Call | ast.Subscript) and not _is_index(function, node):
+            yield function.swap(node, f"-{function.file.text(node)}", "sign", 1.6)
         if not isinstance(node, ast.Constant):
             yield from _moved(function, node)
+
+
+def scope_edits(function: Function, beside: Sequence[Function], lines: Collection[int]) -> Iterator[Edit]:
+    """Edits of the statements in these lines. beside: the other functions, whose expressions may belong here."""
+    expressions = _expressions(function, beside)
+    for node in _movable(function):
+        statement = function.statement(node)
+        if statement is None or statement.lineno not in lines:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            for name in function.names:
+                yield function.swap(node, name, "a name for a number", 2.6)
+        if isinstance(node, ast.Name):
+            yield from _names(function, node, others=True)
+        if not isinstance(node, ast.Constant):
             yield from _exchanged(function, node, expressions)
         if _takes_terms(function, node):
             yield from _terms(function, node, expressions)
         if isinstance(node, ast.Name | ast.Call | ast.Subscript | ast.BinOp) and not _is_index(function, node):
             yield from _wrapped(function, node)
+
+
+def _movable(function: Function) -> Iterator[ast.expr]:
+    return (node for node in loads(function) if not _is_callee(function, node))
 
 
 def _is_callee(function: Function, node: ast.expr) -> bool:
@@ -51,14 +67,25 @@ def _likeness(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
-def _names(function: Function, node: ast.Name) -> Iterator[Edit]:
+def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator[Edit]:
+    """others: those that hold values of another kind, instead of those of the same one."""
     own = function.kinds.get(node.id)
+    statement = function.statement(node)
+    spans = [
+        function.file.span(n)
+        for n in (ast.walk(statement) if statement is not None and not hasattr(statement, "body") else ())
+        if isinstance(n, ast.Name) and n.id == node.id and isinstance(n.ctx, ast.Load)
+    ]
     for name in function.names:
         if name != node.id:
             kind = function.kinds.get(name)
             apart = 0.3 if own is None or kind is None else 0.0 if own == kind else 0.3 if fits(own, kind) else 1.2
-            yield function.swap(node, name, "another name", 1.9 + apart - 0.6 * _likeness(name, node.id))
-    if own is None or own[0] != "p":
+            if (apart > 1) is others:
+                cost = 1.9 + apart - 0.6 * _likeness(name, node.id)
+                yield function.swap(node, name, "another name", cost)
+                if len(spans) > 1 and spans[0] == function.file.span(node):
+                    yield function.edit(node, "another name", cost + 0.1, *((*span, name) for span in spans))
+    if not others and (own is None or own[0] != "p"):
         for number in ("0", "1"):
             yield function.swap(node, number, "a number for a name", 2.0 if own is None or own.endswith("[]") else 2.6)
         yield function.swap(node, f"-{node.id}", "sign", 1.6)
@@ -96,16 +123,14 @@ def _exchanged(
     if len(text) > 80 or "\n" in text:
         return
     inner = {id(n) for n in ast.walk(node)}
-    ranked = sorted(
-        (
-            (_likeness(text, other), other)
-            for other, _, place in expressions
-            if other != text and id(place) not in inner
-        ),
-        reverse=True,
+    words = set(_WORD.findall(text))
+    shared = sorted(
+        (len(words ^ set(_WORD.findall(other))), other)
+        for other, _, place in expressions
+        if other != text and id(place) not in inner
     )
-    for likeness, other in ranked[:_MOST_EXPRESSIONS]:
-        yield function.swap(node, other, "another expression", 3.2 - 1.2 * likeness)
+    for _, other in shared[:_MOST_EXPRESSIONS]:
+        yield function.swap(node, other, "another expression", 3.2 - 1.2 * _likeness(text, other))
 
 
 def _takes_terms(function: Function, node: ast.expr) -> bool:
@@ -127,6 +152,13 @@ def _is_address(function: Function, node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and function.kinds.get(node.id, "?")[0] == "p"
 
 
+def _forms(function: Function, name: str) -> list[str]:
+    """A name as a factor or an addend: one axis also as column and row, where the function holds tiles of two."""
+    tiles = any(k.count(",") == 1 for k in function.kinds.values())
+    line = re.fullmatch(r"\w\[\d+\]", function.kinds.get(name, "")) is not None
+    return [name, *(f"{name}{form}" for form in ("[:, None]", "[None, :]") if tiles and line)]
+
+
 def _terms(
     function: Function, node: ast.expr, expressions: Sequence[tuple[str, frozenset[str], ast.expr]]
 ) -> Iterator[Edit]:
@@ -138,34 +170,35 @@ def _terms(
     joined = f"({text})" if isinstance(node, ast.BinOp | ast.Compare | ast.IfExp | ast.UnaryOp | ast.BoolOp) else text
     sum_ = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
     near = {n.id: abs(n.lineno - line) for n in reversed(function.nodes) if isinstance(n, ast.Name)}
-    address = _is_address(function, node)
+    address, parent = _is_address(function, node), function.file.parents.get(node)
+    inside = type(parent.op) if isinstance(parent, ast.BinOp) else None  # a part of a sum or product is that itself
+    operators = ("" if inside in _SUMS else "+-") + ("" if inside in _PRODUCTS else "*/")
     for name in function.names:
         far, kind = min(0.6, 0.03 * near.get(name, 20)), function.kinds.get(name, "?")
         if address:
             if kind[0] in "i?":
-                yield function.swap(node, f"{text} + {name}", "offset added", 1.8 + far / 2)
+                yield function.swap(node, f"{text} + {name}", "offset added", 1.3 + far / 2)
             continue
-        for operator in "+-*/":
+        for operator in operators:
             if name == text and operator in "-/" or kind[0] == "p":
                 continue
             left = text if operator in "+-" or not sum_ and isinstance(node, ast.BinOp) else joined
             left = joined if operator in "*/" and sum_ else left
-            kind = "factor added" if operator in "*/" else "addend added"
-            yield function.swap(node, f"{left} {operator} {name}", kind, 2.4 + far)
+            word = "factor added" if operator in "*/" else "addend added"
+            for form in _forms(function, name):
+                yield function.swap(node, f"{left} {operator} {form}", word, 1.7 + far + 0.2 * (operator in "-/"))
     for number in () if address else ("2", "0.5"):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
     for other, _, place in expressions:
-        if (
-            isinstance(place, ast.BinOp)
-            and isinstance(place.op, ast.Mult)
-            or isinstance(place, ast.Subscript | ast.Attribute)
-        ):
-            far = min(0.6, 0.03 * abs(place.lineno - line))
-            yield function.swap(node, f"{text} + {other}", "addend added", 3.0 + far)
-            if not isinstance(place, ast.BinOp) and not address:
-                yield function.swap(node, f"{joined} * {other}", "factor added", 3.0 + far)
+        far = min(0.6, 0.03 * abs(place.lineno - line))
+        product = isinstance(place, ast.BinOp) and isinstance(place.op, ast.Mult)
+        if product or isinstance(place, ast.Subscript | ast.Attribute):
+            if inside not in _SUMS or address:
+                yield function.swap(node, f"{text} + {other}", "addend added", 2.2 + far)
+            if not product and not address and inside not in _PRODUCTS:
+                yield function.swap(node, f"{joined} * {other}", "factor added", 2.0 + far)
         elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
-            yield function.swap(node, f"{joined} & ({other})", "condition added", 2.8)
+            yield function.swap(node, f"{joined} & ({other})", "condition added", 2.2 + far)
 
 
 def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:

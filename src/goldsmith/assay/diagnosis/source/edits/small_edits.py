@@ -24,7 +24,6 @@ _TWINS = (
     ("scatter", "scatter_add"), ("index_add_", "index_copy_"), ("logical_and", "logical_or"),
     ("clamp_min", "clamp_max"),
 )  # fmt: skip
-_DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 _WORDS = {"left": "right", "right": "left", "ieee": "tf32", "tf32": "ieee", "mean": "sum", "sum": "mean"}
 
 
@@ -82,7 +81,8 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
         return
     at = start + len(match.group(1))
     for other in dict.fromkeys(o for group in _ALIKE if known in group for o in group if o != known):
-        yield function.edit(node, "operator", 1.0 if other in "+-*/" else 1.2, (at, at + len(known), other))
+        kind = "sign" if {known, other} == {"+", "-"} else "operator"
+        yield function.edit(node, kind, 1.0 if other in "+-*/" else 1.2, (at, at + len(known), other))
     whole_start, whole_end = function.file.span(node)
     data = function.file.data
     left = data[whole_start : start + len(match.group(1).rstrip())].decode()
@@ -173,12 +173,6 @@ def _calls(function: Function, node: ast.Call) -> Iterator[Edit]:
     for i, part in enumerate(parts):
         if i and (isinstance(part, ast.keyword) or i == len(arguments) - 1):
             yield function.edit(node, "argument removed", 1.6, (_end(function, parts[i - 1]), _end(function, part), ""))
-    if name in ("sum", "mean", "amax", "amin", "max") and "keepdim" not in {k.arg for k in node.keywords} and parts:
-        end = _end(function, parts[-1])
-        yield function.edit(node, "keyword added", 1.8, (end, end, ", keepdim=True"))
-    if name == "load" and "mask" in {k.arg for k in node.keywords} and "other" not in {k.arg for k in node.keywords}:
-        end = _end(function, parts[-1])
-        yield function.edit(node, "keyword added", 1.5, (end, end, ", other=0.0"))
 
 
 def _end(function: Function, part: ast.AST) -> int:
@@ -186,13 +180,8 @@ def _end(function: Function, part: ast.AST) -> int:
 
 
 def _attributes(function: Function, node: ast.Attribute) -> Iterator[Edit]:
-    end = function.file.span(node)[1]
     if node.attr in ("T", "mT"):
         yield function.swap(node, function.file.text(node.value), "transposition removed", 1.0)
-    if node.attr in _DTYPES:
-        for other in _DTYPES:
-            if other != node.attr and other[0] == node.attr[0]:
-                yield function.edit(node, "dtype", 1.3, (end - len(node.attr), end, other))
 
 
 def _slices(function: Function, node: ast.Slice) -> Iterator[Edit]:

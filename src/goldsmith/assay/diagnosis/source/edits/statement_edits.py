@@ -23,6 +23,8 @@ def statement_edits(function: Function) -> Iterator[Edit]:
         for loop in body:
             if isinstance(loop, ast.For | ast.While):
                 yield from _out_of(function, loop)
+            if isinstance(loop, ast.For) and getattr(getattr(loop.iter, "func", None), "id", "") != "range":
+                yield function.swap(loop.iter, f"reversed({function.file.text(loop.iter)})", "loop turned", 1.5)
     for node in function.nodes:
         if isinstance(node, (*_SIMPLE, ast.Return)):
             yield from _names_exchanged(function, node)

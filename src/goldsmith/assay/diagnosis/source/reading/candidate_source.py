@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ....declare.target import Target
 from .reached_functions import functions, is_users, reached, user_modules
-from .source_file import Function, SourceFile
+from .source_file import Function, SourceFile, begin
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -70,19 +70,19 @@ class CandidateSource:
 def candidate_source(target: Target) -> CandidateSource:
     """Raises NoSource."""
     own = target.backward if callable(target.backward) else None
-    rows_of = _parts(target, own)
+    places = _parts(target, own)
     modules = user_modules()
     known = {path: name for name, path in reversed(list(modules.items()))}
-    lines = {path: rows for path, rows in rows_of.items() if path in known}
-    if not lines:
+    rows = {path: found for path, found in places.items() if path in known}
+    if not rows:
         raise NoSource(_why_not(target.candidate))
     origin, backward = _origin(target, own, modules)
     try:
-        files = {path: SourceFile.read(path, known[path]) for path in lines}
+        files = {path: SourceFile.read(path, known[path]) for path in rows}
         parts = [
-            Part(file, node, frozenset(p for line, p in lines[path] if line in _first(node)))
+            Part(file, node, frozenset(p for place, p in rows[path] if place == begin(node)))
             for path, file in files.items()
-            for node in file.functions_at({line for line, _ in lines[path]})
+            for node in file.functions_at({place for place, _ in rows[path]})
         ]
     except (OSError, SyntaxError, ValueError) as error:
         raise NoSource(f"the candidate's file cannot be read: {error}") from error
@@ -103,21 +103,16 @@ def _functions(file: SourceFile) -> list[ast.AST]:
     return [n for n in ast.walk(file.tree) if isinstance(n, Function)]
 
 
-def _first(node: ast.AST) -> tuple[int, ...]:
-    decorators = getattr(node, "decorator_list", [])
-    return tuple(n.lineno for n in (*decorators, node))
-
-
-def _parts(target: Target, own: object) -> dict[str, set[tuple[int, str]]]:
-    """File -> (first line, phase) of the functions that the candidate reaches and the golden does not."""
+def _parts(target: Target, own: object) -> dict[str, set[tuple[tuple[int, int], str]]]:
+    """File -> (beginning, phase) of the functions that the candidate reaches and the golden does not."""
     backwards = [own, *(f for f in functions(target.candidate) if f.__name__ == BACKWARD)]
-    parts: dict[str, set[tuple[int, str]]] = {}
+    parts: dict[str, set[tuple[tuple[int, int], str]]] = {}
     for root, phase, without in ((target.candidate, FORWARD, BACKWARD), *((b, BACKWARD, "") for b in backwards)):
-        for path, lines in reached(root, without).items():
-            parts.setdefault(path, set()).update((line, phase) for line in lines)
+        for path, begins in reached(root, without).items():
+            parts.setdefault(path, set()).update((place, phase) for place in begins)
     for root in (target.golden, target.golden_backward):
-        for path, lines in reached(root).items():
-            parts[path] = {row for row in parts.get(path, ()) if row[0] not in lines}
+        for path, begins in reached(root).items():
+            parts[path] = {row for row in parts.get(path, ()) if row[0] not in begins}
     return {path: rows for path, rows in parts.items() if rows}
 
 

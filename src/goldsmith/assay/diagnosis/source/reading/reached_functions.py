@@ -33,13 +33,20 @@ def user_modules() -> dict[str, str]:
     }
 
 
-def reached(root: object, without: str = "") -> dict[str, set[int]]:
-    """File -> first lines of the user's functions that `root` reaches; not through functions of the name `without`."""
-    lines: dict[str, set[int]] = {}
+def reached(root: object, without: str = "") -> dict[str, set[tuple[int, int]]]:
+    """File -> beginnings of the user's functions that `root` reaches; not through functions of the name `without`."""
+    begins: dict[str, set[tuple[int, int]]] = {}
     for function in functions(root, without):
-        code = function.__code__
-        lines.setdefault(str(Path(code.co_filename).resolve()), set()).add(code.co_firstlineno)
-    return lines
+        begins.setdefault(str(Path(function.__code__.co_filename).resolve()), set()).add(_begin(function.__code__))
+    return begins
+
+
+def _begin(code: CodeType) -> tuple[int, int]:
+    """The line and column where the body of a lambda begins, which may share its line; else the first line and -1."""
+    if code.co_name != "<lambda>":
+        return code.co_firstlineno, -1
+    places = ((row, at) for row, _, at, end in code.co_positions() if row and at is not None and end)
+    return min(places, default=(code.co_firstlineno, -1))
 
 
 def functions(root: object, without: str = "") -> Iterator[FunctionType]:

@@ -53,11 +53,16 @@ class SourceFile:
         start, end = self.span(node)
         return self.data[start:end].decode()
 
-    def functions_at(self, lines: set[int]) -> list[ast.AST]:
-        """The functions whose code begins in one of these lines, as `co_firstlineno` counts: with the decorators."""
-        return [n for n in ast.walk(self.tree) if isinstance(n, Function) and first_line(n) in lines]
+    def functions_at(self, begins: set[tuple[int, int]]) -> list[ast.AST]:
+        """The functions that begin at one of these places."""
+        return [n for n in ast.walk(self.tree) if isinstance(n, Function) and begin(n) in begins]
 
 
 def first_line(node: ast.AST) -> int:
     decorators = getattr(node, "decorator_list", [])
     return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined]
+
+
+def begin(node: ast.AST) -> tuple[int, int]:
+    """Where a function begins, as its code knows it: a lambda with its body, others in a line, with the decorators."""
+    return (node.body.lineno, node.body.col_offset) if isinstance(node, ast.Lambda) else (first_line(node), -1)
