@@ -96,7 +96,7 @@ class Ratio:
 class ErrorPattern:
     """The tensor is the golden, rearranged or stored differently.
 
-    kind     "permuted", "transposed", "shifted", "reversed", "half_filled", "dtype_width" or "swapped"
+    kind     "permuted", "transposed", "shifted", "reversed", "dtype_width" or "swapped"
     match    share of the wrong part (by squares) that the pattern explains; at best 1
     params   for example {"axis": 0, "step": 1}, {"axes": [0, 1]}, {"dtype": "bfloat16"}, {"with": "w.grad"}
     also     other patterns that explain it equally well

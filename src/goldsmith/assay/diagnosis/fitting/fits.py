@@ -128,7 +128,7 @@ def _ratios_in_block(
     if not out.fits and not out.ratios:
         moved = patterns(name, mine.to(torch.float64), wanted, bound=allowed)
         out.patterns = [replace(p, params={**p.params, "where": label}, text=f"{p.text}, in {label}") for p in moved
-                        if p.kind not in ("half_filled", "dtype_width")]  # fmt: skip
+                        if p.kind != "dtype_width"]  # fmt: skip
 
 
 def wrong_block(y: Tensor, golden: Tensor, bound: Tensor) -> dict[int, tuple[int, int]] | None:

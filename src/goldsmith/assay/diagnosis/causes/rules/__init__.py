@@ -53,7 +53,7 @@ _ENTRIES = (
           "accumulate with atomics, or sort first"),
     Rule("low_precision_accumulation", reductions.low_precision_accumulation, "it is accumulated in too narrow a dtype",
           "keep sums in float32 and convert once, at the store"),
-    Rule("missing_rescale", reductions.missing_rescale, "earlier blocks are not rescaled",
+    Rule("missing_rescale", _nothing, "earlier blocks are not rescaled",
           "multiply the running sums by exp(old maximum - new maximum)"),
     Rule("missing_term", terms.missing_term, "a term is missing", "add the term"),
     Rule("repeated_term", terms.repeated_term, "a term is added more than once",
