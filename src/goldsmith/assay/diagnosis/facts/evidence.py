@@ -74,12 +74,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class Ratio:
-    """y / g is constant over a group: the whole tensor, a segment, or each row along an axis.
+    """y / g is constant over a group: the whole tensor, or a segment.
 
-    ratio    the constant (for rows: its median); spread: relative, within the group
+    ratio    the constant; spread: relative, within the group
     named    the name of the number (`4`, `n^2`, `a_res`, `1/tiles`); "" if it is unknown
     also     other names of the same number
-    scope    "tensor", "segment" or "row"; group: the segment's name, or "axis 1 [3..7]"
+    scope    "tensor" or "segment"; group: the segment's name
     """
 
     tensor: str
@@ -89,7 +89,6 @@ class Ratio:
     spread: float
     named: str = ""
     also: tuple[str, ...] = ()
-    fraction: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ def off_by_one(r: Reading) -> Match | None:
                 return Match(SEEN, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
     if r.e.error and r.raised.one_beyond:
         return Match(SEEN, (r.e.error or "", "it is the place after the last one"), {})
+    if r.e.error and r.raised.one_apart:
+        return Match(HINT + 0.1, (r.e.error or "",), {})
     return _next_row(r)
 
 
@@ -173,12 +175,11 @@ _FORMULA = 0.7
 
 def low_precision_accumulation(r: Reading) -> Match | None:
     """Errors that look like rounding but are larger, and that no place, slope or term explains."""
-    ratio = r.ratio()
     rounded = next((f for f in r.e.report.findings if f.values.get("rounds")), None)
     if rounded is not None and rounded.tensor == r.e.tensor:
         text = f"it exceeds its bound, and is right for {rounded.values['rounds']}"
         return Match(LIKELY - 0.05, (text,), {})
-    if r.pair is None or ratio is not None and ratio.scope != "row" or any(f.r2 > 0.98 for f in r.e.fits):
+    if r.pair is None or r.ratio() is not None or any(f.r2 > 0.98 for f in r.e.fits):
         return None
     y, g = r.pair
     narrow = narrower(r)
