@@ -108,11 +108,6 @@ def neighbour():
     return pair(got, golden)
 
 
-def causal(shift):
-    x = torch.softmax(draw(16, 16, seed=8).masked_fill(torch.ones(16, 16).triu(1 + shift) > 0, -math.inf), 1)
-    return x @ draw(16, 5, seed=9)
-
-
 def ranks():
     golden = draw(4, 6, 5, seed=2)
     got = golden.sum(0, keepdim=True).expand(4, 6, 5)
@@ -201,7 +196,6 @@ TABLE = (
     ("wrong_saved_tensor", "saved pre-activation", saves),
     ("missing_partition", "each rank the whole", ranks),
     ("missing_partition", "no rank offset", lambda: pair(torch.cat([G[:6] + G[6:], G[6:] * 0]), G)),
-    ("mask_shift", "causal", lambda: pair(causal(1), causal(0), influence={"v": Influence("v", 0, extra=((15, 15),))})),
     ("dropout_mismatch", "another seed", dropped),
     ("empty_group", "0 / 0", group),
     ("single_element", "one of 192", lambda: pair(put(9.0, (3, 4)), G)),

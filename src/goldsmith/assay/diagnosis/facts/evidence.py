@@ -15,7 +15,6 @@ from .raised_error import RaisedError
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
 NOT_TRIED = "not tried"
 NO_TIME = "no time was left"  # the reason why a step was left out
-STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_TRIED, NOT_JUDGED)
 
 
 @dataclass(frozen=True)

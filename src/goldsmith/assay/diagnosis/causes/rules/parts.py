@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....report.results import REFERENCE_FAULT
 from ...facts.evidence import CULPRIT
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, say
 
 _RANKS = ("rank", "world", "shard", "partition", "device", "parts")
 
@@ -113,28 +113,6 @@ def _halves(r: Reading) -> Match | None:
             if any(close(blocks[full[0]], w, r.unit) for w in sums):
                 text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, with the values of others"
                 return Match(EXACT, (text, "each rank wrote at the first one's offset"), {"axis": axis, "parts": k})
-    return None
-
-
-def mask_shift(r: Reading) -> Match | None:
-    """A triangular mask that is shifted by one: every row except the one at the end is wrong."""
-    axis = _all_but_an_end(r)
-    for i in r.influences:
-        if i.extra or i.missing:
-            kind, spans = ("extra", i.extra) if i.extra else ("missing", i.missing)
-            narrow = all(hi - lo <= 1 for lo, hi in spans)
-            if axis is not None and narrow:
-                what = f"{i.input}[axis {i.axis}: {say(spans)}] has influence {kind}"
-                text = f"{what}; all but an end of axis {axis} is wrong"
-                return Match(SEEN + 0.02, (text,), {"input": i.input, "axis": i.axis, kind: half_open(spans)})
-    return None
-
-
-def _all_but_an_end(r: Reading) -> int | None:
-    for axis, spans in r.spans.items():
-        n = r.length(axis)
-        if len(spans) == 1 and n > 3 and spans[0] in ((0, n - 2), (1, n - 1)):
-            return axis
     return None
 
 

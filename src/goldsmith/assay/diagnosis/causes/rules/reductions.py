@@ -159,9 +159,6 @@ def lost_update(r: Reading) -> Match | None:
     if "lost_update" in r.ruled_out:
         return None
     for i in _missing(r):
-        if len(i.missing) > 2:
-            text = f"{i.input}: {len(i.missing)} separate ranges of axis {i.axis} have no influence ({say(i.missing)})"
-            return Match(LIKELY, (text, "several updates go to one place, and some are lost"), {"input": i.input})
         if len(i.missing) == 2 and i.missing[0][0] == 0:
             left = f"{i.missing[0][1] + 1}..{i.missing[1][0] - 1}"
             text = f"of {i.input} on axis {i.axis} only {left} has influence, neither its beginning nor its end"
