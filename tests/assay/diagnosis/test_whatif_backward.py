@@ -202,7 +202,7 @@ def test_the_last_block_of_each_sequence_replaces_the_others():
         return {"q": dq}
 
     target = assay.Target(in_sequences, in_sequences, cases=packed, backward=backward, grads=("q",))
-    asserted(target, "q.grad", "overwritten_accumulator", "of its blocks of 4 the last one alone is left, in 3 places")
+    asserted(target, "q.grad", "overwritten_accumulator", "the last block of 4 alone, in 3 places")
 
 
 @assay.case(T=[9], D=[5])

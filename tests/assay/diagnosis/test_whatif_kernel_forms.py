@@ -199,7 +199,7 @@ def test_a_backward_that_reads_the_state_after_the_step():
         return {"x": dx, "a": da}
 
     change = explained_by(scan, scan, steps, "a.grad", backward)
-    assert change.cause == "shifted" and "wrong_saved_tensor" in change.also
+    assert change.cause == "wrong_saved_tensor" and "shifted" in change.also
 
 
 # heads, adapters, ranks

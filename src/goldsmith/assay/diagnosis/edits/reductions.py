@@ -9,16 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..graph.node import Key, Node
+from ..graph.node import Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
 from .primitives.repartitions import (
-    less_own_mean,
-    mean_of_means,
     neutral,
     reduce_over,
-    reduce_parts,
-    reduce_together,
     reduce_view,
 )
 from .primitives.spans import BLOCKS, Span, cuts
@@ -26,7 +22,6 @@ from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restri
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
-_VIEWS = frozenset("view unsqueeze expand _unsafe_view alias detach".split())
 _CARRIED = ("truncated_reduction", "missing_term")
 _CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 
@@ -41,9 +36,7 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         yield from _of_views(node, nodes)
     if node.name in _PRODUCTS and floating(node.args[_first(node)]) and floating(node.args[_first(node) + 1]):
         yield from _products(node)
-    yield from _parts(node)
     if not node.backward:
-        yield from _block_means(node, nodes)
         yield from _triangular(node)
 
 
@@ -227,73 +220,6 @@ def repeated(node: Node) -> Iterator[NamedEdit]:
     if node.name in ("mm", "bmm") and floating(node.out):
         text = f"{node.expression} is multiplied by"
         yield named(node, "repeated_term", 0.6, text, (RESULT, do(scale, c=1.0)), free=1.0)
-
-
-_NORMS = frozenset("_softmax _log_softmax".split())
-_SLOPES = frozenset("_softmax_backward_data _log_softmax_backward_data".split())
-
-
-def _parts(node: Node, most: int = 6) -> Iterator[NamedEdit]:
-    """A reduction whose places all read it: over each part of its axis, or over two axes together."""
-    axis = _read_axis(node)
-    if axis is None:
-        return
-    x, also = node.args[0], ("truncated_reduction", "wrong_factor")
-    n = x.shape[axis]
-    for other in (axis - 1, axis + 1) if node.name in _NORMS | _SLOPES else ():
-        if 0 <= other < x.dim() and x.shape[other] > 1:
-            first = min(axis, other)
-            text = f"in {node.expression} the sum runs over axes {first} and {first + 1} together"
-            together = CALL, do(reduce_together, first=first)
-            yield named(node, "wrong_axis", 0.55, text, together, axis=other, golden_axis=axis)
-    for size in [size for size in range(2, n // 2 + 1) if n % size == 0][:most]:
-        for which, inner in (("of their own", True), ("of the entries at the same position in all parts", False)):
-            text = f"in {node.expression} the {n // size} parts of {size} have sums {which}"
-            part = CALL, do(reduce_parts, axis=axis, size=size, inner=inner)
-            yield named(node, "wrong_axis", 0.55 if inner else 0.5, text, part, also=also, axis=axis, part=size)
-
-
-def _read_axis(node: Node) -> int | None:
-    """The one axis that is summed along and whose places all read the sum; None otherwise."""
-    if not node.args[0].dim():
-        return None
-    if node.name in _NORMS | _SLOPES:
-        dims: object = node.args[1 if node.name in _NORMS else 2]
-    elif node.name in ("sum", "mean", "amax", "logsumexp") and len(node.args) > 2 and node.args[2] is True:
-        dims = node.args[1]
-    else:
-        return None
-    dims = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
-    return dims % node.args[0].dim() if isinstance(dims, int) and not isinstance(dims, bool) else None
-
-
-def _block_means(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    """Means merged from blocks: equal weights, or the distance between the blocks' means left out."""
-    maker = _maker(nodes, node.makers[1]) if node.name == "sub" and len(node.makers) == 2 else None
-    axis = one_axis(node) if node.name == "mean" else None
-    if axis is not None:
-        n = node.args[0].shape[axis]
-        for block in (b for b in BLOCKS if n > b and n % b):
-            text = f"blocks of {block} have equal weight in {node.expression}, even the last one, "
-            text += f"which has {n % block}"
-            merged = CALL, do(mean_of_means, axis=axis, block=block, keep=_keeps(node))
-            yield named(node, "wrong_factor", 0.5, text, merged, also=("wrong_mask",), block=block)
-    if maker is not None and maker.name == "mean" and maker.makers[:1] == node.makers[:1]:
-        axis = one_axis(maker)
-        if axis is not None and node.args[0].shape == maker.args[0].shape:
-            for block in (b for b in BLOCKS if node.args[0].shape[axis] > b):
-                text = f"in {node.expression} blocks of {block} have their own means: their differences are left out"
-                own = CALL, do(less_own_mean, axis=axis, block=block)
-                yield named(node, "missing_term", 0.5, text, own, block=block)
-
-
-def _maker(nodes: Sequence[Node], key: Key) -> Node | None:
-    """The operator that made a tensor, through views."""
-    node = nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
-    while node is not None and node.name in _VIEWS and node.makers:
-        before = node.makers[0]
-        node = nodes[before] if isinstance(before, int) and 0 <= before < len(nodes) else None
-    return node
 
 
 def _triangular(node: Node) -> Iterator[NamedEdit]:
