@@ -26,7 +26,6 @@ _KINDS = {
     "means": {"mean", "var", "native_layer_norm", "var_mean"},
     "pieces": {"cat", "stack", "split", "unbind", "constant_pad_nd"},
 }
-_ALIKE = 1e-4  # relative distance below which rows count as equal
 
 
 def features(evidence: Evidence) -> frozenset[str]:

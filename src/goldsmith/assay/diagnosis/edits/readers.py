@@ -15,8 +15,9 @@ from .golden_edit import CALL, Action, GoldenEdit, NamedEdit, OperatorCall, do, 
 from .primitives.formulas import ones
 
 _TURNS = (2, 1024)  # iterations of a loop
-_STALE, _READS = 200, 400  # edits, at most
+_STALE, _UPDATED, _OTHERS, _READS = 200, 200, 6, 400  # edits, at most
 _STEPS = frozenset("mul div add sub addcmul lerp neg tanh sigmoid exp".split())
+_READING = frozenset("mul div add sub addcmul lerp mm bmm addmm where pow square exp".split())
 _ALIASES = frozenset("detach alias clone".split())
 _NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
 _Pair = tuple[Node, int, Node, int]  # maker, its operand; reader, its argument
@@ -27,6 +28,7 @@ def edits(graph: Graph, stages: Mapping[str, Tensor]) -> Iterator[NamedEdit]:
     reads = (edit for node in graph.nodes for edit in _other_operands(graph, node, stages))
     yield from (edit for _, edit in zip(range(_READS), reads, strict=False))
     yield from _stale(graph)
+    yield from _updated(graph)
     yield from _unscaled(graph)
 
 
@@ -127,6 +129,36 @@ def _in_every_turn(graph: Graph, updated: bool, pairs: list[_Pair]) -> NamedEdit
             cause, also = "off_by_one", ("truncated_reduction", "missing_term", *also)
     params: dict[str, Any] = {"operand": name, "factor" if product else "term": other}
     return NamedEdit(cause, text, GoldenEdit(actions, read.line), 0.5, params, also)
+
+
+def _updated(graph: Graph) -> Iterator[NamedEdit]:
+    """An operator reads a tensor after its update in place, where the golden reads the value before."""
+    readers: dict[Key, list[Node]] = {}
+    for node in graph.nodes:
+        for key in node.makers if not node.backward else ():
+            readers.setdefault(key, []).append(node)
+    count = 0
+    for node in graph.nodes:
+        if node.backward or node.index not in graph.behind or node.name not in _READING:
+            continue
+        places = [i for i, a in enumerate(node.args) if isinstance(a, Tensor)]
+        for i, key in zip(places, node.makers, strict=False):
+            near = [n for n in readers.get(key, []) if n.index < node.index]
+            far = [m for n in near for m in readers.get(n.index, []) if m.index < node.index]
+            updates = {n.index: n for n in (*far, *near)}
+            own = node.args[i]
+            some = [n for n in updates.values() if floating(own) and floating(n.out) and n.out.shape == own.shape
+                    and n.owns and n.index not in node.makers]  # fmt: skip
+            for other in some[:_OTHERS]:
+                count += 1
+                if count > _UPDATED:
+                    return
+                mine = node.operand(i) or "an operand"
+                text = f"{node.expression} reads {other.expression} in place of {mine}: "
+                text += f"{mine} is updated before it is read"
+                edit = GoldenEdit((Action(node.index, i, do(take), (("other", other.index),)),), node.line)
+                params = {"operand": mine, "exchanged": [mine, other.expression]}
+                yield NamedEdit("wrong_saved_tensor", text, edit, 0.32, params, ("aliased", "stale_state"))
 
 
 def _unscaled(graph: Graph) -> Iterator[NamedEdit]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -15,7 +14,6 @@ from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
 from .primitives.repartitions import (
     neutral,
     reduce_over,
-    reduce_view,
 )
 from .primitives.spans import BLOCKS, Span, cuts
 from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restrict, restrict_blocks, scale, transpose
@@ -33,7 +31,6 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         yield from _cut_short(node)
         yield from _counted(node)
         yield from _other_axes(node)
-        yield from _of_views(node, nodes)
     if node.name in _PRODUCTS and floating(node.args[_first(node)]) and floating(node.args[_first(node) + 1]):
         yield from _products(node)
     if not node.backward:
@@ -70,10 +67,6 @@ def cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, float
         missing = [0, lo] if lo else [hi, n]
         params = {"input": operand, "axis": axis, "missing": missing}
         yield cause, prior, f"{name} runs{of} [{lo}, {hi}) of {n}: {span.text}", span, params
-
-
-def _keeps(node: Node) -> bool:
-    return len(node.args) > 2 and bool(node.args[2])
 
 
 def _cut_short(node: Node) -> Iterator[NamedEdit]:
@@ -141,50 +134,6 @@ def _other_axes(node: Node) -> Iterator[NamedEdit]:
             yield named(node, "wrong_axis", 0.7, text, along, **params)
             share = RESULT, do(scale, c=x.shape[axes[0]] / x.shape[axis])
             yield named(node, "wrong_axis", 0.65, f"{text}, and is divided by its length", along, share, **params)
-
-
-def _of_views(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    """Over one axis more or fewer, also of the shape that the operand had before a view."""
-    dims = node.args[1] if len(node.args) > 1 else None
-    if node.name not in ("sum", "mean") or not isinstance(dims, list | tuple):
-        return
-    x = node.args[0]
-    own = tuple(sorted(a % x.dim() for a in dims)) if x.dim() else ()
-    count = prod(x.shape[a] for a in own)
-    for shape in shapes_before(node, nodes):
-        for over in axis_sets(len(shape)):
-            wide = prod(shape[a] for a in over)
-            nested = set(over) > set(own) or set(over) < set(own)
-            if shape == tuple(x.shape) and (over == own or not nested) or wide < 2:
-                continue
-            text = f"{node.expression} runs along axes {', '.join(map(str, over))} of {list(shape)} "
-            text += f"instead of {', '.join(map(str, own))}"
-            params: dict[str, Any] = {"input": node.operand(0), "axis": over[0], "golden_axis": own[0] if own else 0}
-            for share in (1.0, count / wide) if node.name == "sum" and count != wide else (1.0,):
-                by = "" if share == 1.0 else ", and is divided by their lengths"
-                view = CALL, do(reduce_view, shape=shape, axes=over, own=own, keep=_keeps(node), share=share)
-                yield named(node, "wrong_axis", 0.6 - 0.01 * bool(by), text + by, view, **params)
-
-
-def axis_sets(dims: int, most: int = 5) -> list[tuple[int, ...]]:
-    """All sets of axes."""
-    if dims > most:
-        return []
-    return [over for size in range(1, dims + 1) for over in combinations(range(dims), size)]
-
-
-def shapes_before(node: Node, nodes: Sequence[Node], depth: int = 3, most: int = 3) -> list[tuple[int, ...]]:
-    """The operand's own shape, then shapes of the tensors it comes from with as many elements."""
-    x = node.args[0]
-    shapes = {tuple(x.shape): None}
-    waiting = [node]
-    for _ in range(depth):
-        makers = [nodes[k] for n in waiting for k in n.makers if isinstance(k, int) and 0 <= k < len(nodes)]
-        for t in (t for n in (*waiting, *makers) for t in n.tensors):
-            if t.numel() == x.numel() and x.is_contiguous() and t.dim() > 1:
-                shapes.setdefault(tuple(t.shape))
-        waiting = makers
-    return list(shapes)[:most]
 
 
 def _first(node: Node) -> int:

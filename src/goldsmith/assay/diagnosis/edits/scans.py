@@ -17,10 +17,6 @@ from .primitives.repartitions import (
 )
 from .primitives.spans import BLOCKS
 
-_SUMS = frozenset("sum mean amax amin logsumexp linalg_vector_norm".split())
-_MOST = 64  # sums of a line
-_TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
-
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     if node.name not in NEUTRAL or len(node.args) < 2 or not floating(node.args[0]) or not node.args[0].dim():

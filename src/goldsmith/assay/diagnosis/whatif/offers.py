@@ -14,7 +14,7 @@ from ..edits import inputs as input_edits
 from ..edits import reductions as reduction_edits
 from ..edits.forms import chosen_entries, loop_bounds, partial_factors, pieces, repeated_rows, uncovered_rows
 from ..edits.golden_edit import NamedEdit
-from ..edits.gradients import blocks, choices, factors, marginals, restarts, slopes, sum_axes
+from ..edits.gradients import blocks, choices, factors, marginals, restarts, slopes
 from ..edits.gradients import indices as gradient_indices
 from ..edits.operators import convolutions, group_counts, padding, pooling, unfold
 from ..experiments.isolate import named
@@ -44,7 +44,7 @@ _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("repeated rows", repeated_rows.edits, "graph"),
     ("pieces", pieces.edits, "graph"),
     ("readers", readers.edits, "graph stages"),
-    ("saved tensors", saved.edits, "graph handed inputs"),
+    ("saved tensors", saved.edits, "graph handed"),
     ("slopes", slopes.edits, "graph"),
     ("padding", padding.edits, "graph"),
     ("padded ends", padded_ends.changes, "search nodes"),
@@ -55,7 +55,6 @@ _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("loop bounds", loop_bounds.edits, "graph"),
     ("factors", factors.edits, "graph"),
     ("partial factors", partial_factors.edits, "graph"),
-    ("sum axes", sum_axes.edits, "graph"),
 )
 _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("arithmetic", arithmetic.edits),

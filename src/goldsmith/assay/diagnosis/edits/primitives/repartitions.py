@@ -37,32 +37,6 @@ def reduce_over(call: OperatorCall, *, axes: tuple[int, ...], own: tuple[int, ..
     return out.expand(x.shape).amax(own, keep)
 
 
-def reduce_view(
-    call: OperatorCall, *, shape: tuple[int, ...], axes: tuple[int, ...], own: tuple[int, ...], keep: bool, share: float
-) -> Tensor:
-    """Over axes of a view of the operand; RuntimeError if the places of one result then disagree."""
-    x = call.x
-    part = call.func(x.reshape(shape), list(axes), True, **call.kwargs) * share
-    spread = part.expand(shape).reshape(x.shape)
-    first = spread
-    for axis in own:
-        first = first.narrow(axis, 0, 1)
-    if not bool((first == spread).all()):
-        raise RuntimeError("of another shape than the golden's")
-    return first.contiguous() if keep else first.reshape([n for d, n in enumerate(x.shape) if d not in own])
-
-
-def sum_over(
-    out: Tensor, x: Tensor, row: Tensor | None = None, *, shape: tuple[int, ...], axes: tuple[int, ...],
-    own: tuple[int, ...], share: float,
-) -> Tensor:  # fmt: skip
-    """A product with the sum of x over its own axes, as if it were over axes of a view; row: x was multiplied by it."""
-    bare = x if row is None else x * row
-    part = bare.reshape(shape).sum(axes, keepdim=True).expand(shape).reshape(x.shape)
-    factor = part * share / x.sum(own, keepdim=True)
-    return out * (factor if row is None else factor / row).reshape(out.shape)
-
-
 # softmax
 
 
