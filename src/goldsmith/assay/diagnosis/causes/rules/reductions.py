@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...facts.evidence import Influence
-from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
 
 _HALF, _MOST = 0.5, 0.9  # of the wrong elements
 _MAXIMA = frozenset(
@@ -109,7 +109,8 @@ def wrong_mask(r: Reading) -> Match | None:
     if not r.plain_wrong and nan is not None and raised is not None and raised.right:
         text = "right with raised inputs, NaN with lowered ones: something larger, such as a padded 0, enters a maximum"
         return Match(LIKELY, (text, nan.text), {})
-    return None
+    finding = r.finding("leak")
+    return Match(HINT if r.plain_wrong else FAINT, (finding.text,), {}) if finding is not None else None
 
 
 def wrong_axis(r: Reading) -> Match | None:
