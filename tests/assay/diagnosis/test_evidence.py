@@ -1,6 +1,6 @@
 """Evidence: every part is plain data with a usable default."""
 
-from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, STATES, Evidence, RunFact, StageState
+from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, Evidence, RunFact, StageState
 from goldsmith.assay.report.check_report import Report
 
 
@@ -8,7 +8,7 @@ def test_evidence_begins_empty_and_finds_its_stages() -> None:
     evidence = Evidence(Report("t"), stages=[StageState("h", "stage", 3.0, 3.0, CULPRIT)])
     assert evidence.first_wrong is None and evidence.fits == [] and evidence.golden is None
     stage = evidence.stage("h")
-    assert stage is not None and stage.state in STATES
+    assert stage is not None and stage.state == CULPRIT
     assert evidence.stage("other") is None
 
 

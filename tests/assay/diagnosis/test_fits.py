@@ -82,14 +82,6 @@ def test_a_path_of_a_gradient_is_a_term_without_being_declared():
     assert (stage, term.term, term.reading) == ("x.grad", "path through inv_rms", "missing")
 
 
-def test_a_factor_per_row_of_a_whole_result_is_named():
-    def kernel(x, w, eps):
-        return x * w
-
-    stage, result = first_fit(assay.Target(kernel, norm_golden, cases=norm_case))
-    assert stage == "y" and [(r.scope, r.named) for r in result.ratios][:1] == [("row", "1/inv_rms")]
-
-
 def test_how_tensors_are_laid_out():
     like = torch.zeros(5, 4)
     assert aligned(torch.zeros(4), like).shape == (4,)

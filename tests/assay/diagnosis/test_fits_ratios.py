@@ -52,20 +52,6 @@ def test_the_factor_of_one_segment():
     assert (rows.scope, rows.group, rows.named) == ("segment", "res", "alpha[2]")
 
 
-def test_rows_that_each_have_their_own_wrong_factor():
-    got, bound = noisy(golden(6, 40))
-    inv_rms = golden(6, 1, seed=3).abs() + 0.2
-    (rows,) = ratios("x.grad", got / inv_rms, golden(6, 40), bound=bound / inv_rms, factors={"inv_rms": inv_rms})
-    assert (rows.scope, rows.named, rows.fraction) == ("row", "1/inv_rms", 1.0)
-
-
-def test_some_rows_of_zeros():
-    got, bound = noisy(golden(6, 40))
-    got[4:] = 0
-    (rows,) = ratios("y", got, golden(6, 40), bound=bound)
-    assert (rows.scope, rows.group, rows.ratio, rows.named) == ("row", "axis 0 [4..5]", 0.0, "0")
-
-
 def test_both_names_of_a_number_are_listed():
     named = name(4.0, 1e-6, {"n": 4.0, "heads": 4.0})
     assert named is not None and {named.name, *named.also} >= {"n", "heads", "4"}

@@ -16,7 +16,6 @@ from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFac
 from goldsmith.assay.diagnosis.source.patch import Equal, Patch
 
 G = draw(12, 10)
-COLUMN, ROWS = draw(12, 1, seed=1), [3, 1, 0, 2, *range(4, 12)]
 
 
 def later(factor):
@@ -28,18 +27,8 @@ def later(factor):
 @pytest.mark.parametrize(
     "got, true, untrue",
     [
-        (G + COLUMN, "the error is the same along an axis", "a factor for each row"),
-        (G * COLUMN, "a factor for each row", "the error is the same along an axis"),
-        (G + COLUMN @ draw(1, 10, seed=2), "the error is of rank one", "rows of other places"),
-        (
-            G + draw(12, 10, seed=2) - draw(12, 10, seed=2).mean(0),
-            "the error sums to zero along an axis",
-            "zeros there",
-        ),
-        (G[ROWS], "rows of other places", "the error is of rank one"),
-        (later(0.5), "from a power of two", "from the beginning"),
-        (later(0.5), "each a part of the golden's", "each more than the golden's"),
-        (later(0), "zeros there", "each more than the golden's"),
+        (later(0.5), "to the end", "from the beginning"),
+        (later(0), "zeros there", "alike"),
         (-G, "opposite", "alike"),
         (G * 1.01, "small errors", "errors of its size"),
         (torch.where(G == G.max(), torch.inf, G), "holds Inf", "holds NaN"),
@@ -55,7 +44,7 @@ def test_statements_about_other_runs_and_influence():
     runs = {"flat": RunFact("flat"), "scale 2^-12": RunFact("scale 2^-12", wrong=("y",))}
     seen = features(pair(later(0.5), G, influence={"x[0]": cut}, runs=runs, operators=frozenset(["index_add_"])))
     assert {"missing to the end", "right in flat", "golden has scatters", "a forward result"} <= seen
-    assert not {"right at scale 2^-12", "one slice missing", "influence extra", "a gradient"} & seen
+    assert not {"right at scale 2^-12", "influence extra", "a gradient"} & seen
 
 
 # the model

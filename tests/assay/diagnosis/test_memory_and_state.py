@@ -149,7 +149,7 @@ def test_unwritten_columns_of_zeros_are_no_truncated_reduction():
     unread = {"b[1]": Influence("b", 1, ((16, 17),), outputs=("y",))}
     causes = rank(pair(got, golden, influence=unread), {})
     assert causes[0].id == "never_written" and "b[axis 1: 16..17]" in causes[0].evidence[1]
-    assert {c.id: c.score for c in causes}["truncated_reduction"] <= 0.5
+    assert "truncated_reduction" not in {c.id for c in causes}
 
 
 def test_one_of_several_additions_survives_in_the_middle_of_an_axis():

@@ -20,7 +20,7 @@ def test_an_epsilon_is_not_blamed_if_large_inputs_hide_the_fault():
     runs = {"scale 2^12": RunFact("scale 2^12"), "scale 2^-12": RunFact("scale 2^-12", wrong=("y",))}
     evidence = pair(G * 1.01 + 0.01 * draw(12, 16, seed=9), G, runs=runs, fits=[], ratios=[])
     assert scored("absolute_eps", evidence) > 0.9
-    assert scored("absolute_eps", replace(evidence, operators=frozenset({"_softmax"}))) < 0.4
+    assert scored("absolute_eps", replace(evidence, operators=frozenset({"_softmax"}))) == 0
     raised = {**runs, "scale 2^-12": RunFact("scale 2^-12", error="IndexError: index -1 is out of bounds")}
     assert scored("absolute_eps", replace(evidence, runs=raised)) == 0
 
@@ -39,15 +39,6 @@ def test_the_second_of_two_replaces_the_first():
     lost = Influence("gate", 1, ((0, 0),), outputs=("y",), length=2)
     causes = rank(pair(G + draw(12, 16, seed=9), G, influence={"gate[1]": lost}, fits=[], ratios=[]), {})
     assert causes[0].id == "overwritten_accumulator"
-
-
-def test_equal_scores_hide_more_than_a_missing_rescale():
-    small = {"scale 2^-12": RunFact("scale 2^-12"), "scale 2^12": RunFact("scale 2^12", wrong=("y",))}
-    evidence = pair(G + draw(12, 16, seed=9), G, runs=small, fits=[], ratios=[])
-    evidence = replace(evidence, operators=frozenset({"_softmax"}))
-    assert 0 < scored("missing_rescale", evidence) <= 0.4
-    near = replace(evidence, got=G * (1 + 2.0**-22), fits=[], ratios=[])
-    assert scored("missing_rescale", near) == 0
 
 
 def test_a_transposed_golden_is_called_transposed_whatever_was_exchanged():
@@ -91,7 +82,7 @@ def test_another_mask_does_not_change_elements_that_both_keep(agree, claimed):
     ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
     evidence = pair((G if agree else 2 * draw(12, 16, seed=7)) * ours, G * theirs, fits=[], ratios=[], permutations=[])
     score = scored("dropout_mismatch", evidence)
-    assert score > 0.8 if claimed else 0 < score <= 0.3
+    assert score > 0.8 if claimed else score == 0
 
 
 @pytest.mark.parametrize("operators, first", [({"rand", "ge", "mul"}, "dropout_mismatch"), ({"mul"}, "off_by_one")])

@@ -35,7 +35,6 @@ def hashed(x, y, wide):
         (lambda x, y, wide: x + (y - 2).clamp(0, 3) * wide, lambda x, y, wide: x + (y - 3).clamp(0, 3) * wide,
          "shifted", "is one too low"),
         (lambda x, y, wide: x + 1 + y * wide, dense, "off_by_one", "1 is left out of"),
-        (lambda x, y, wide: (x + y * wide) // 4, lambda x, y, wide: (x + y * wide) // 5, "wrong_stride", "5 stands"),
     ],
 )  # fmt: skip
 def test_wrong_arithmetic_in_an_index_is_explained(right, wrong, cause, text):

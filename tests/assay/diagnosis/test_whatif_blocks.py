@@ -45,9 +45,9 @@ def moments(x, *, weighed=True, apart=True):
             {"weighed": False},
             0,
             "wrong_factor",
-            "blocks of 8 have equal weight in mean(x), even the last one, which has 5",
+            "all blocks have the same weight, although the last one is shorter",
         ),
-        ({"apart": False}, 1, "missing_term", "blocks of 8 have their own means"),
+        ({"apart": False}, 1, "missing_term", "without the terms between blocks"),
     ],
 )
 def test_wrongly_merged_blocks_are_explained(merged, which, cause, text):

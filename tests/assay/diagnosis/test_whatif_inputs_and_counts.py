@@ -177,7 +177,7 @@ def test_an_outer_product_in_the_other_order():
         return torch.stack(out)
 
     cause, text = cause_and_text(lambda k, v, q: golden(k, v, q, True), golden, keyed)
-    assert cause == "transposed" and "are exchanged" in text and "in 6 places" in text
+    assert cause == "transposed" and "in 6 places" in text
 
 
 # parts: their own maximum, uncovered remainders, 8-bit indices

@@ -65,24 +65,6 @@ def test_a_wrong_addend_of_a_norms_gradient(cause, form):
     assert explained_by(layer_norm, layer_norm, rows, "x.grad", of_layer_norm(form)).cause == cause
 
 
-def group_norm(x, w, G):
-    parts = x.reshape(len(x), G, -1)
-    c = parts - parts.mean(-1, keepdim=True)
-    return (c * torch.rsqrt(c.square().mean(-1, keepdim=True) + 1e-5)).reshape(x.shape) * w
-
-
-def test_an_inner_sum_of_a_group_norm_that_runs_over_the_whole_row():
-    def backward(x, w, G, grad_y):
-        parts, g = x.reshape(len(x), G, -1), (grad_y * w).reshape(len(x), G, -1)
-        c = parts - parts.mean(-1, keepdim=True)
-        rstd = torch.rsqrt(c.square().mean(-1, keepdim=True) + 1e-5)
-        hat = c * rstd
-        dx = rstd * (g - g.mean(-1, keepdim=True) - hat * (g * hat).mean((-2, -1), keepdim=True))
-        return {"x": dx.reshape(x.shape), "w": (grad_y * hat.reshape(x.shape)).sum(0)}
-
-    assert explained_by(group_norm, group_norm, rows, "x.grad", backward).cause == "wrong_axis"
-
-
 # attention whose backward recomputes its probabilities
 
 
@@ -199,7 +181,7 @@ def test_a_backward_that_reads_the_state_after_the_step():
         return {"x": dx, "a": da}
 
     change = explained_by(scan, scan, steps, "a.grad", backward)
-    assert change.cause == "shifted" and "wrong_saved_tensor" in change.also
+    assert change.cause == "wrong_saved_tensor" and "shifted" in change.also
 
 
 # heads, adapters, ranks

@@ -6,9 +6,8 @@ import torch
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.graph.node import Node
-from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.diagnosis.whatif import explain, rank_addends
 from goldsmith.assay.diagnosis.whatif.judge import Judge
-from goldsmith.assay.diagnosis.whatif.sums import rank_addends
 
 pytestmark = pytest.mark.sweep(5)
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from goldsmith import assay
 from goldsmith.assay.diagnosis.facts import numbers
-from goldsmith.assay.diagnosis.fitting.patterns import factors, patterns
+from goldsmith.assay.diagnosis.fitting.patterns import patterns
 
 pytestmark = pytest.mark.sweep(5)
 
@@ -83,18 +83,6 @@ def test_two_factors_of_a_shuffle_that_are_exchanged():
         diagnosis
     )
     assert {"permuted", "transposed"} <= {c.id for c in diagnosis.causes[:2]}, str(diagnosis)
-
-
-@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0)])
-def test_the_axes_of_a_rearrangement_are_found(order):
-    index = torch.arange(2 * 3 * 5).view(2, 3, 5).permute(order).flatten()
-    shape, order_back = factors(index)
-    assert torch.equal(torch.arange(30).view(shape).permute(order_back).flatten(), index)
-
-
-def test_an_index_without_a_rearrangement_of_axes():
-    assert factors(torch.tensor([0, 2, 1, 5, 4, 3])) is None
-    assert factors(torch.tensor([3, 2, 1, 0])) is None
 
 
 def test_repeated_numbers_identify_no_places():

@@ -124,7 +124,7 @@ class Likelihood(torch.autograd.Function):
 
 def test_states_without_a_batch_read_after_their_step():
     change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
-    assert change.exact and change.whole and "of the next step, the last one reads its own" in change.text, change
+    assert change.exact and change.whole and "from after the step, not from before it" in change.text, change
     assert "wrong_saved_tensor" in (change.cause, *change.also), change
 
 

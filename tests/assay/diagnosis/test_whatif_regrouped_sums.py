@@ -190,10 +190,6 @@ def expanded(x, up, down, own):
     return torch.tanh(x @ up) @ down * own.sum(1)[:, None, None]
 
 
-def as_of_a_half(w):
-    return w[torch.arange(len(w)) // 2]
-
-
 def half_as_long(w):
     return w.as_strided(w.shape, (w.stride(0) // 2, *w.stride()[1:]))
 
@@ -204,17 +200,3 @@ def test_the_stride_between_stacked_weights_is_that_of_half_an_entry():
 
     target = assay.Target(candidate, expanded, cases=stacks)
     assert_explained(target, "y", "wrong_stride", "the stride between the entries of up is half of the right one")
-
-
-@pytest.mark.parametrize("read, text", [
-    (as_of_a_half, "entry i of up and down is read at i // 2"),
-    (half_as_long, "the stride between the entries of up and down is half of the right one"),
-])  # fmt: skip
-def test_the_backward_reads_two_stacks_with_the_stride_of_a_partition(read, text):
-    def backward(x, up, down, own, y, grad_y):
-        h = torch.tanh(x @ up)
-        dh = grad_y * own.sum(1)[:, None, None] @ read(down).mT
-        return {"x": dh * (1 - h * h) @ read(up).mT}
-
-    target = assay.Target(expanded, expanded, cases=stacks, backward=backward, grads=("x",))
-    assert_explained(target, "x.grad", "wrong_stride", text)

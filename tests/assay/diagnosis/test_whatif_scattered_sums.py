@@ -56,12 +56,6 @@ def by_index(x, at, z, *, ceil=False, store=False):
     return y.scatter_add(1, high.long(), upper)[:, :-1]
 
 
-def test_interpolation_that_loses_integer_positions():
-    change = best(lambda **k: by_index(**k, ceil=True), dealt, placed)
-    assert change.cause == "missing_term" and "at integer positions" in change.text, change
-    assert change.exact and change.whole and "lost_update" in change.also, change
-
-
 def test_only_the_last_update_of_an_element_is_stored():
     change = best(lambda **k: by_index(**k, store=True), dealt, placed)
     assert change.cause == "lost_update" and change.exact and change.whole, change
@@ -97,69 +91,12 @@ def test_the_last_tile_of_sorted_rows_is_lost():
     assert "the last 2 of 12 rows, in the order of name, are lost" in change.text, change
 
 
-# sums that each part of an axis computes alone
-
-
-@assay.case(T=[5], D=[12])
-def tokens(make, T, D):
-    return {"x": make.normal(T, D), "groups": 3}
-
-
-def centred(x, groups):
-    apart = x - x.mean(1, keepdim=True)
-    return apart * torch.rsqrt(apart.square().sum(1, keepdim=True) + 1.0)
-
-
-def in_parts(x, groups):
-    apart = (x.unflatten(1, (groups, -1)) - x.unflatten(1, (groups, -1)).mean(2, keepdim=True)).flatten(1)
-    return apart * torch.rsqrt(apart.square().sum(1, keepdim=True) + 1.0)
-
-
-def test_a_mean_taken_per_group():
-    change = best(in_parts, centred, tokens)
-    assert change.cause == "wrong_axis" and "the 3 parts of 4 have sums of their own" in change.text, change
-
-
-class Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, groups):
-        y = torch.log_softmax(x, 1)
-        ctx.save_for_backward(y)
-        ctx.groups = groups
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        (y,) = ctx.saved_tensors
-        total = g.unflatten(1, (ctx.groups, -1)).sum(2, keepdim=True).expand(-1, -1, y.shape[1] // ctx.groups)
-        return g - torch.exp(y) * total.flatten(1), None
-
-
-def test_the_inner_sum_of_a_backward_taken_per_group():
-    def golden(x, groups):
-        return torch.log_softmax(x, 1)
-
-    change = best(lambda x, groups: Gate.apply(x, groups), golden, tokens, "x.grad", backward="auto")
-    assert change.cause == "wrong_axis" and "parts of 4" in change.text and change.exact, change
+# memory of a tile of rows that is set to zero once
 
 
 @assay.case(T=[5], L=[3], P=[4])
 def levels(make, T, L, P):
     return {"scores": make.normal(T, L, P), "v": make.normal(T, L, P)}
-
-
-def test_two_axes_that_share_one_softmax():
-    def golden(scores, v):
-        return torch.softmax(scores, 2) * v
-
-    def kernel(scores, v):
-        return torch.softmax(scores.flatten(1), 1).view_as(scores) * v
-
-    change = best(kernel, golden, levels)
-    assert change.cause == "wrong_axis" and "over axes 1 and 2 together" in change.text and change.exact, change
-
-
-# memory of a tile of rows that is set to zero once
 
 
 def test_sums_of_a_tile_that_continue_in_the_next_tile():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -139,33 +138,6 @@ def _indexed(node: Node) -> Iterator[NamedEdit]:
     if node.name.startswith("index_put") and len(node.args) > 3 and node.args[3]:
         text = f"{expression} stores where it should add: of several updates of one element one is left"
         yield named(node, "lost_update", 0.7, text, (3, do(constant, new=False)))
-    axes = [d for d, i in enumerate(indices) if i is not None]
-    if len(axes) > 1 and axes == list(range(axes[0], axes[-1] + 1)) and all(whole(indices[d]) for d in axes):
-        yield from _offsets(node, axes) if floating(x) else ()
-
-
-def _offsets(node: Node, axes: list[int]) -> Iterator[NamedEdit]:
-    """Indices of several axes, as one offset with a wrong stride or in another order."""
-    x, first, count = node.args[0], axes[0], len(axes)
-    sizes = tuple(x.shape[first : first + count])
-    for d in range(1, count):
-        for other in (n for n in dict.fromkeys(x.shape) if n != sizes[d] and n > 1):
-            text = f"the stride of axis {first + d - 1} of {node.expression} is made of {other} instead of {sizes[d]}"
-            new = (*sizes[:d], other, *sizes[d + 1 :])
-            strides = CALL, do(p.lookup_with, first=first, count=count, sizes=new, order=tuple(range(count)))
-            yield named(node, "wrong_stride", 0.55, text, strides, also=("invalid_index",), axis=first + d - 1,
-                        stride=other)  # fmt: skip
-    for i, j in combinations(range(count), 2):
-        order = list(range(count))
-        order[i], order[j] = j, i
-        text = f"the indices of axes {first + i} and {first + j} of {node.expression} are exchanged"
-        turned = CALL, do(p.lookup_with, first=first, count=count, sizes=sizes, order=tuple(order))
-        yield named(node, "wrong_stride", 0.5, text, turned, also=("transposed", "invalid_index"),
-                    axes=[first + i, first + j])  # fmt: skip
-    if node.name == "index" and not node.backward and count == 2 and sizes[0] == sizes[1]:
-        text = f"{node.expression} looks up pairs of {node.operand(0) or 'a table'} in the other order"
-        pair = 1, do(p.exchange_indices, i=axes[0], j=axes[1])
-        yield named(node, "transposed", 0.55, text, pair, also=("invalid_index", "wrong_stride"), axes=axes)
 
 
 def _rows(node: Node, small: int = 8) -> Iterator[NamedEdit]:

@@ -44,7 +44,6 @@ def edits(inputs: Inputs, narrowable: frozenset[str]) -> Iterator[NamedEdit]:
                 text = f"{name} is rounded to {kind} before it is used"
                 cast = do(p.cast_through, dtype=dtype)
                 yield of_inputs((name,), "low_precision_accumulation", 0.5, text, cast, input=name, dtype=kind)
-    yield from _together(inputs)
     yield from _one_for_all(inputs)
     yield from _exchanged(inputs)
     yield from _in_blocks(inputs)
@@ -108,16 +107,6 @@ def _alike(inputs: Inputs) -> list[tuple[str, ...]]:
 
 def _own(inputs: Inputs) -> Inputs:
     return {n: t for n, t in inputs.items() if not n.startswith("grad_")}
-
-
-def _together(inputs: Inputs) -> Iterator[NamedEdit]:
-    own = {n: t for n, t in _own(inputs).items() if floating(t) and t.dim()}
-    for names in _alike(own):
-        for axis, n in enumerate(own[names[0]].shape):
-            for step in (1, -1) if n > 1 else ():
-                text = f"{' and '.join(names)} are shifted by {step:+d} along axis {axis}"
-                move = do(p.shift, axis=axis, step=step, edge="around")
-                yield of_inputs(names, "shifted", 0.5, text, move, operand=names[0], axis=axis, step=step)
 
 
 def _one_for_all(inputs: Inputs) -> Iterator[NamedEdit]:

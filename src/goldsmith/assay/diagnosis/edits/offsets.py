@@ -6,17 +6,17 @@ less, begin a window one early, or keep a hash in 32 bits with a sign.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ..graph.graph import Graph
 from ..graph.node import Node
-from ..graph.tensors import floating, whole
+from ..graph.tensors import whole
 from .golden_edit import CALL, RESULT, Action, GoldenEdit, NamedEdit, do, named
 from .primitives.formulas import plus, unchanged
-from .primitives.positions import cast_through, divide, reverse, wrap, wraps
-from .primitives.tensors import constant, scale
+from .primitives.positions import cast_through, reverse, wrap, wraps
+from .primitives.tensors import constant
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
 _MOVES = frozenset("add add_ sub sub_ rsub".split())
@@ -24,7 +24,7 @@ _MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".
 _RESTS = frozenset("remainder remainder_ fmod".split())
 _CUT = frozenset("bitwise_and bitwise_xor bitwise_or __and__ __xor__ __lshift__ bitwise_left_shift".split())
 _ALL = _MOVES | _MULS | _DIVS | _RESTS | _CUT
-_SIZES, _STEPS, _LINE = 6, 96, 1024  # sizes of the case; constants; operators of one line: at most
+_LINE = 1024  # operators of one line, at most
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -45,8 +45,6 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
                 text = f"the stride {number} in {node.expression} is {how}, {other}"
                 yield named(node, "wrong_stride", 0.5, text, (1, do(constant, new=other)),
                             also=("invalid_index", "off_by_one"), stride=number, read=other)  # fmt: skip
-        if node.name in _DIVS | _RESTS and number > 1:
-            yield from _divided(node, number)
 
 
 def _counted(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -73,39 +71,6 @@ def _cut_to_a_width(node: Node) -> Iterator[NamedEdit]:
             text = f"{node.expression} is kept in {info.bits} bits {'with a sign' if info.min else 'without one'}"
             yield named(node, "index_overflow", 0.6, text, (RESULT, do(wrap, bits=info.bits, low=info.min)),
                         also=("invalid_index",), bits=info.bits)  # fmt: skip
-
-
-def _divided(node: Node, number: int) -> Iterator[NamedEdit]:
-    """n // c and n % c: one in place of the other, the c of a neighbour, or neither."""
-    rest = node.name in _RESTS
-    kinds = [("wrong_stride", f"{c} stands where {number} should", do(divide, by=c, rest=rest))
-             for c in (number - 1, number + 1) if c > 1]  # fmt: skip
-    confused = "the quotient is used as the remainder" if rest else "the remainder is used as the quotient"
-    kinds.append(("invalid_index", confused, do(divide, by=number, rest=not rest)))
-    if rest:
-        last = do(divide, by=number, rest=True, clamp=True)
-        kinds.append(("invalid_index", "indices beyond the end count as the last", last))
-    for cause, how, primitive in kinds:
-        also = ("wrong_stride" if cause == "invalid_index" else "invalid_index", "permuted")
-        yield named(node, cause, 0.45, f"in {node.expression} {how}", (CALL, primitive), also=also, number=number)
-
-
-def steps(graph: Graph, numbers: Mapping[str, object]) -> Iterator[NamedEdit]:
-    """A constant derived from a size of the case, such as a grid step, with that size one higher or lower."""
-    sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 2}
-    constants = [
-        n for n in graph.nodes
-        if n.index in graph.behind and not n.backward and n.name.rstrip("_") in ("mul", "div") and len(n.args) > 1
-        and isinstance(n.args[1], float) and floating(n.out) and n.args[1] not in (0.0, 1.0, -1.0)
-    ]  # fmt: skip
-    for node in constants[:_STEPS]:
-        for k, n in list(sizes.items())[:_SIZES]:
-            for up, down in ((n - 1, n), (n, n - 1), (n + 1, n), (n, n + 1)):
-                label = f"{k}" if up == n else f"({k} {up - n:+d})"
-                over = f"{k}" if down == n else f"({k} {down - n:+d})"
-                text = f"{node.args[1]:g} in {node.expression} is {label} / {over} of it"
-                yield named(node, "wrong_factor", 0.5, text, (1, do(scale, c=up / down)), also=("off_by_one",),
-                            factor=f"{label} / {over}", named=f"{label}/{over}", value=up / down)  # fmt: skip
 
 
 def left_out(graph: Graph) -> Iterator[NamedEdit]:

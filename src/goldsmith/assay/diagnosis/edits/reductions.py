@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 from math import prod
 from typing import Any
 
 from torch import Tensor
 
-from ..graph.node import Key, Node
+from ..graph.node import Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
 from .primitives.repartitions import (
-    less_own_mean,
-    mean_of_means,
     neutral,
     reduce_over,
-    reduce_parts,
-    reduce_together,
-    reduce_view,
 )
 from .primitives.spans import BLOCKS, Span, cuts
 from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restrict, restrict_blocks, scale, transpose
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
-_VIEWS = frozenset("view unsqueeze expand _unsafe_view alias detach".split())
 _CARRIED = ("truncated_reduction", "missing_term")
 _CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 
@@ -38,12 +31,9 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         yield from _cut_short(node)
         yield from _counted(node)
         yield from _other_axes(node)
-        yield from _of_views(node, nodes)
     if node.name in _PRODUCTS and floating(node.args[_first(node)]) and floating(node.args[_first(node) + 1]):
         yield from _products(node)
-    yield from _parts(node)
     if not node.backward:
-        yield from _block_means(node, nodes)
         yield from _triangular(node)
 
 
@@ -77,10 +67,6 @@ def cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, float
         missing = [0, lo] if lo else [hi, n]
         params = {"input": operand, "axis": axis, "missing": missing}
         yield cause, prior, f"{name} runs{of} [{lo}, {hi}) of {n}: {span.text}", span, params
-
-
-def _keeps(node: Node) -> bool:
-    return len(node.args) > 2 and bool(node.args[2])
 
 
 def _cut_short(node: Node) -> Iterator[NamedEdit]:
@@ -150,50 +136,6 @@ def _other_axes(node: Node) -> Iterator[NamedEdit]:
             yield named(node, "wrong_axis", 0.65, f"{text}, and is divided by its length", along, share, **params)
 
 
-def _of_views(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    """Over one axis more or fewer, also of the shape that the operand had before a view."""
-    dims = node.args[1] if len(node.args) > 1 else None
-    if node.name not in ("sum", "mean") or not isinstance(dims, list | tuple):
-        return
-    x = node.args[0]
-    own = tuple(sorted(a % x.dim() for a in dims)) if x.dim() else ()
-    count = prod(x.shape[a] for a in own)
-    for shape in shapes_before(node, nodes):
-        for over in axis_sets(len(shape)):
-            wide = prod(shape[a] for a in over)
-            nested = set(over) > set(own) or set(over) < set(own)
-            if shape == tuple(x.shape) and (over == own or not nested) or wide < 2:
-                continue
-            text = f"{node.expression} runs along axes {', '.join(map(str, over))} of {list(shape)} "
-            text += f"instead of {', '.join(map(str, own))}"
-            params: dict[str, Any] = {"input": node.operand(0), "axis": over[0], "golden_axis": own[0] if own else 0}
-            for share in (1.0, count / wide) if node.name == "sum" and count != wide else (1.0,):
-                by = "" if share == 1.0 else ", and is divided by their lengths"
-                view = CALL, do(reduce_view, shape=shape, axes=over, own=own, keep=_keeps(node), share=share)
-                yield named(node, "wrong_axis", 0.6 - 0.01 * bool(by), text + by, view, **params)
-
-
-def axis_sets(dims: int, most: int = 5) -> list[tuple[int, ...]]:
-    """All sets of axes."""
-    if dims > most:
-        return []
-    return [over for size in range(1, dims + 1) for over in combinations(range(dims), size)]
-
-
-def shapes_before(node: Node, nodes: Sequence[Node], depth: int = 3, most: int = 3) -> list[tuple[int, ...]]:
-    """The operand's own shape, then shapes of the tensors it comes from with as many elements."""
-    x = node.args[0]
-    shapes = {tuple(x.shape): None}
-    waiting = [node]
-    for _ in range(depth):
-        makers = [nodes[k] for n in waiting for k in n.makers if isinstance(k, int) and 0 <= k < len(nodes)]
-        for t in (t for n in (*waiting, *makers) for t in n.tensors):
-            if t.numel() == x.numel() and x.is_contiguous() and t.dim() > 1:
-                shapes.setdefault(tuple(t.shape))
-        waiting = makers
-    return list(shapes)[:most]
-
-
 def _first(node: Node) -> int:
     return 1 if node.name in ("addmm", "baddbmm") else 0
 
@@ -227,73 +169,6 @@ def repeated(node: Node) -> Iterator[NamedEdit]:
     if node.name in ("mm", "bmm") and floating(node.out):
         text = f"{node.expression} is multiplied by"
         yield named(node, "repeated_term", 0.6, text, (RESULT, do(scale, c=1.0)), free=1.0)
-
-
-_NORMS = frozenset("_softmax _log_softmax".split())
-_SLOPES = frozenset("_softmax_backward_data _log_softmax_backward_data".split())
-
-
-def _parts(node: Node, most: int = 6) -> Iterator[NamedEdit]:
-    """A reduction whose places all read it: over each part of its axis, or over two axes together."""
-    axis = _read_axis(node)
-    if axis is None:
-        return
-    x, also = node.args[0], ("truncated_reduction", "wrong_factor")
-    n = x.shape[axis]
-    for other in (axis - 1, axis + 1) if node.name in _NORMS | _SLOPES else ():
-        if 0 <= other < x.dim() and x.shape[other] > 1:
-            first = min(axis, other)
-            text = f"in {node.expression} the sum runs over axes {first} and {first + 1} together"
-            together = CALL, do(reduce_together, first=first)
-            yield named(node, "wrong_axis", 0.55, text, together, axis=other, golden_axis=axis)
-    for size in [size for size in range(2, n // 2 + 1) if n % size == 0][:most]:
-        for which, inner in (("of their own", True), ("of the entries at the same position in all parts", False)):
-            text = f"in {node.expression} the {n // size} parts of {size} have sums {which}"
-            part = CALL, do(reduce_parts, axis=axis, size=size, inner=inner)
-            yield named(node, "wrong_axis", 0.55 if inner else 0.5, text, part, also=also, axis=axis, part=size)
-
-
-def _read_axis(node: Node) -> int | None:
-    """The one axis that is summed along and whose places all read the sum; None otherwise."""
-    if not node.args[0].dim():
-        return None
-    if node.name in _NORMS | _SLOPES:
-        dims: object = node.args[1 if node.name in _NORMS else 2]
-    elif node.name in ("sum", "mean", "amax", "logsumexp") and len(node.args) > 2 and node.args[2] is True:
-        dims = node.args[1]
-    else:
-        return None
-    dims = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
-    return dims % node.args[0].dim() if isinstance(dims, int) and not isinstance(dims, bool) else None
-
-
-def _block_means(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    """Means merged from blocks: equal weights, or the distance between the blocks' means left out."""
-    maker = _maker(nodes, node.makers[1]) if node.name == "sub" and len(node.makers) == 2 else None
-    axis = one_axis(node) if node.name == "mean" else None
-    if axis is not None:
-        n = node.args[0].shape[axis]
-        for block in (b for b in BLOCKS if n > b and n % b):
-            text = f"blocks of {block} have equal weight in {node.expression}, even the last one, "
-            text += f"which has {n % block}"
-            merged = CALL, do(mean_of_means, axis=axis, block=block, keep=_keeps(node))
-            yield named(node, "wrong_factor", 0.5, text, merged, also=("wrong_mask",), block=block)
-    if maker is not None and maker.name == "mean" and maker.makers[:1] == node.makers[:1]:
-        axis = one_axis(maker)
-        if axis is not None and node.args[0].shape == maker.args[0].shape:
-            for block in (b for b in BLOCKS if node.args[0].shape[axis] > b):
-                text = f"in {node.expression} blocks of {block} have their own means: their differences are left out"
-                own = CALL, do(less_own_mean, axis=axis, block=block)
-                yield named(node, "missing_term", 0.5, text, own, block=block)
-
-
-def _maker(nodes: Sequence[Node], key: Key) -> Node | None:
-    """The operator that made a tensor, through views."""
-    node = nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
-    while node is not None and node.name in _VIEWS and node.makers:
-        before = node.makers[0]
-        node = nodes[before] if isinstance(before, int) and 0 <= before < len(nodes) else None
-    return node
 
 
 def _triangular(node: Node) -> Iterator[NamedEdit]:

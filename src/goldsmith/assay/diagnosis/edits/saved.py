@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Primitive, do, n
 from .primitives import positions as p
 from .primitives.tensors import exchange_strides
 
-_READ, _MOVED, _ROWS, _ORDERS, _PAIRS = 24, 12, 1 << 20, 6, 28  # at most
+_READ, _MOVED, _ORDERS = 24, 12, 6  # at most
 _READERS = 4  # readers of one tensor that are tried one by one
 _COPIES = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
 
 
-def edits(graph: Graph, handed: Sequence[str], inputs: Mapping[str, Tensor]) -> Iterator[NamedEdit]:
+def edits(graph: Graph, handed: Sequence[str]) -> Iterator[NamedEdit]:
     """handed: names of the tensors that the candidate's forward hands to its backward."""
     yield from _other_tensors(graph, handed)
     for key, (name, places) in list(graph.saved.items())[:_MOVED]:
@@ -35,7 +34,6 @@ def edits(graph: Graph, handed: Sequence[str], inputs: Mapping[str, Tensor]) -> 
             undivided = do(less_total, dim=int(node.args[1]))
             yield backward((node.index,), "wrong_saved_tensor", 0.48, text, undivided,
                            ("missing_rescale", "wrong_factor"), saved=node.expression)  # fmt: skip
-    yield from _stacks(graph, inputs)
 
 
 def backward(
@@ -171,23 +169,3 @@ def _by_columns(graph: Graph) -> Iterator[NamedEdit]:
             text = f"the backward reads {name} by its columns, not by its rows"
             # rows and columns of different lengths are rarely confused, so other edits come first
             yield backward((key,), cause, 0.5 if square else 0.45, text, do(exchange_strides), also, saved=name)
-
-
-def _stacks(graph: Graph, inputs: Mapping[str, Tensor]) -> Iterator[NamedEdit]:
-    """Stacked inputs, such as experts' weights, read with the stride of a partition of two."""
-    alike: dict[int, list[str]] = {}
-    for name, t in inputs.items():
-        stacked = floating(t) and not name.startswith("grad_") and t.dim() > 1 and len(t) > 2 and t.numel() <= _ROWS
-        if stacked and t[0].numel() > 1 and name in graph.read_back:
-            alike.setdefault(len(t), []).append(name)
-    for names in alike.values():
-        groups = [(name,) for name in names] + list(combinations(names, 2))[:_PAIRS]
-        groups += [tuple(names)] if len(names) > 2 else []  # type: ignore[list-item]
-        for how, primitive in (
-            ("entry i of {} is read at i // 2", do(p.reindex, axis=0, rule="halved")),
-            ("the stride between the entries of {} is half of the right one", do(p.half_stride)),
-        ):
-            for group in groups:
-                text = f"in the backward {how.format(' and '.join(group))}"
-                yield backward(group, "wrong_stride", 0.58, text, primitive, ("invalid_index",), operand=group[0],
-                               saved=group[0], axis=0)  # fmt: skip

@@ -1,24 +1,16 @@
-"""Scalars of the case, replaced by each other, by their complement, or by one more or one less; and wrong weights.
-
-An average h <- a h + (1 - a) x has the first x itself as its first h. A recursion that starts from zero gives that x
-the weight 1 - a, which is computed from a scalar.
-"""
+"""Scalars of the case, replaced by each other, by their complement, or by one more or one less."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
 from torch import Tensor
 
-from ..graph.tensors import floating
-from .golden_edit import GoldenEdit, NamedEdit, do, of_inputs
-from .primitives.tensors import scale_place
+from .golden_edit import GoldenEdit, NamedEdit
 
 _LENGTHS = 6  # lengths of axes to try
-_SHORT, _MOST = 2, 96  # places along an axis, at least; weights of places, at most
 Scalars = Mapping[str, Any]
 Inputs = Mapping[str, Tensor]
 
@@ -66,35 +58,3 @@ def _edit(
     cause: str, text: str, scalars: dict[str, object], params: dict, prior: float, also: tuple[str, ...] = ()
 ) -> NamedEdit:
     return NamedEdit(cause, text, GoldenEdit((), scalars=tuple(scalars.items())), prior, params, also)
-
-
-def weights(inputs: Inputs, numbers: Scalars) -> Iterator[NamedEdit]:
-    """A wrong weight for the first or last place of an input."""
-    formulas = list(_formulas(numbers))
-    places = [
-        (name, axis, at, which)
-        for name, t in inputs.items() if floating(t) and not name.startswith("grad_")
-        for axis in range(t.dim()) if t.shape[axis] > _SHORT
-        for at, which in ((0, "first"), (-1, "last"))
-    ]  # fmt: skip
-    if len(places) * len(formulas) > _MOST:
-        formulas = formulas[: max(1, _MOST // len(places))]
-    for formula, weight in formulas:
-        for name, axis, at, which in places:
-            text = f"the {which} position of {name} along axis {axis} is multiplied by {formula} = {weight:.6g}"
-            scaled = do(scale_place, axis=axis, at=at, by=weight)
-            yield of_inputs((name,), "wrong_factor", 0.5 if which == "first" else 0.45, text, scaled,
-                            also=("missing_term",), factor=formula, named=formula, input=name, axis=axis)  # fmt: skip
-
-
-def _formulas(numbers: Scalars) -> Iterator[tuple[str, float]]:
-    real = {n: v for n, v in numbers.items() if isinstance(v, float) and math.isfinite(v) and 0 < abs(v) and v != 1}
-    for n, v in real.items():
-        yield f"1 - {n}", 1 - v
-        yield n, v
-    for n, v in real.items():
-        yield f"1 / (1 - {n})", 1 / (1 - v)
-        yield f"1 / {n}", 1 / v
-        if 0 < v < 1:
-            yield f"sqrt(1 - {n})", math.sqrt(1 - v)
-            yield f"sqrt({n})", math.sqrt(v)

@@ -6,23 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from ..graph.node import Node
 from ..graph.tensors import floating
-from .golden_edit import CALL, Action, GoldenEdit, NamedEdit, do, named
+from .golden_edit import CALL, NamedEdit, do, named
 from .primitives.repartitions import (
     NEUTRAL,
-    neutral,
     scan_backwards,
     scan_blocks,
     scan_exclusive,
     scan_rounds,
     scan_window,
 )
-from .primitives.spans import BLOCKS, Span
-from .primitives.tensors import restrict
-from .reductions import axes_of
-
-_SUMS = frozenset("sum mean amax amin logsumexp linalg_vector_norm".split())
-_MOST = 64  # sums of a line
-_TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
+from .primitives.spans import BLOCKS
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -54,37 +47,3 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         yield named(node, "off_by_one", 0.6, text, exclusive, also=("shifted",), axis=axis)
         text = f"{expression} runs from the end to the start"
         yield named(node, "permuted", 0.5, text, (CALL, do(scan_backwards, axis=axis)), also=("transposed",), axis=axis)
-
-
-def remainders(nodes: Sequence[Node], among: set[int]) -> Iterator[NamedEdit]:
-    """The rest after whole blocks, left out of all sums of one line that have several lengths."""
-    lines: dict[tuple, list[Node]] = {}
-    for node in nodes:
-        summed = node.index in among and node.line and node.name in _SUMS and floating(node.args[0])
-        if summed and len(axes_of(node)) == 1:
-            lines.setdefault((node.name, node.line, node.backward), []).append(node)
-    for members in lines.values():
-        for turn in _TURNS if 1 < len(members) <= _MOST else ():
-            if len(members) % turn == 0 and len(members) > turn:
-                for first in range(turn):
-                    yield from _without_rest(members[first::turn])
-
-
-def _without_rest(members: Sequence[Node]) -> Iterator[NamedEdit]:
-    lengths = [node.args[0].shape[axes_of(node)[0]] for node in members]
-    if len(set(lengths)) == 1:
-        return  # of one length: the edits of each sum cover it
-    seen: set[tuple[int, ...]] = set()
-    for block in (2, 4, *BLOCKS):
-        rests = tuple(n % block for n in lengths)
-        if any(rests) and rests not in seen:
-            seen.add(rests)
-            span = Span("whole blocks", block)
-            actions = tuple(
-                Action(node.index, 0, do(restrict, axis=axes_of(node)[0], span=span, fill=neutral(node.name)))
-                for node, rest in zip(members, rests, strict=True) if rest
-            )  # fmt: skip
-            text = f"the rest after whole blocks of {block} is left out of {members[0].expression}, "
-            text += f"in {len(actions)} places"
-            yield NamedEdit("truncated_reduction", text, GoldenEdit(actions, members[0].line), 0.62, {"block": block},
-                            ("wrong_mask", "off_by_one"))  # fmt: skip

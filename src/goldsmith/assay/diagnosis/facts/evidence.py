@@ -15,7 +15,6 @@ from .raised_error import RaisedError
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
 NOT_TRIED = "not tried"
 NO_TIME = "no time was left"  # the reason why a step was left out
-STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_TRIED, NOT_JUDGED)
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,12 @@ class Fit:
 
 @dataclass(frozen=True)
 class Ratio:
-    """y / g is constant over a group: the whole tensor, a segment, or each row along an axis.
+    """y / g is constant over a group: the whole tensor, or a segment.
 
-    ratio    the constant (for rows: its median); spread: relative, within the group
+    ratio    the constant; spread: relative, within the group
     named    the name of the number (`4`, `n^2`, `a_res`, `1/tiles`); "" if it is unknown
     also     other names of the same number
-    scope    "tensor", "segment" or "row"; group: the segment's name, or "axis 1 [3..7]"
+    scope    "tensor" or "segment"; group: the segment's name
     """
 
     tensor: str
@@ -89,14 +88,13 @@ class Ratio:
     spread: float
     named: str = ""
     also: tuple[str, ...] = ()
-    fraction: float = 1.0
 
 
 @dataclass(frozen=True)
 class ErrorPattern:
     """The tensor is the golden, rearranged or stored differently.
 
-    kind     "permuted", "transposed", "shifted", "reversed", "half_filled", "dtype_width" or "swapped"
+    kind     "permuted", "transposed", "shifted", "reversed", "dtype_width" or "swapped"
     match    share of the wrong part (by squares) that the pattern explains; at best 1
     params   for example {"axis": 0, "step": 1}, {"axes": [0, 1]}, {"dtype": "bfloat16"}, {"with": "w.grad"}
     also     other patterns that explain it equally well

@@ -24,7 +24,6 @@ from .patterns import patterns
 from .ratios import alone, ratios
 from .regression import regress
 
-_MOSTLY = 0.9  # share of the rows: a ratio of fewer rows counts only for the wrong part
 _PATHS = 32  # forward stages whose paths are followed, at most; each costs one run of the golden
 
 
@@ -56,10 +55,9 @@ def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: b
     out.patterns = patterns(name, got, golden, bound=bound, others={n: t for n, t in same.items() if n in results})
     y = got.detach().double()
     factors = {n: t for n, t in _everything(ref, name, golden).items() if 1 < t.numel() < golden.numel()}
-    rows = {n: t for n, t in ref.values.items() if t.is_floating_point() and t.dim() and n != name}
     # includes the rounding of the store, since a bound may be 0
     rounded = torch.maximum(bound, torch.finfo(got.dtype).eps * golden.abs())
-    out.ratios = ratios(name, y, golden, bound=rounded, segments=against.segments, numbers=names, factors=rows)
+    out.ratios = ratios(name, y, golden, bound=rounded, segments=against.segments, numbers=names)
     if not out.ratios:
         out.ratios = alone(name, y, golden, rounded, _other_results(examination, name), names)
     if not terms:
@@ -70,8 +68,8 @@ def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: b
     out.fits = regress(name, y, golden, named_terms, factors=factors, bound=bound, numbers=names)
     if not out.fits:
         out.fits = _by_segment(name, y, against, named_terms, factors, names)
-    if not (out.fits or any(r.fraction > _MOSTLY for r in out.ratios) or out.patterns):
-        _ratios_in_block(out, name, y, against, named_terms, factors, names, rows)
+    if not (out.fits or out.ratios or out.patterns):
+        _ratios_in_block(out, name, y, against, named_terms, factors, names)
     return out
 
 
@@ -103,7 +101,7 @@ def _independent_equals(
 
 def _ratios_in_block(
     out: Fitted, name: str, y: Tensor, against: GoldenTensor, terms: dict[str, Tensor], factors: dict[str, Tensor],
-    names: dict[str, float], rows: dict[str, Tensor],
+    names: dict[str, float],
 ) -> None:  # fmt: skip
     """Ratios of the wrong block, if the wrong elements are only part of the tensor."""
     golden, bound = against.bounded.value, against.bounded.bound
@@ -119,7 +117,7 @@ def _ratios_in_block(
 
     label = ", ".join(f"axis {axis} [{lo}..{hi - 1}]" for axis, (lo, hi) in block.items())
     mine, wanted, allowed = part(y), part(golden), part(bound)
-    block_ratios = ratios(name, mine, wanted, bound=allowed, numbers=names, factors=rows)
+    block_ratios = ratios(name, mine, wanted, bound=allowed, numbers=names)
     out.ratios = [replace(r, scope="segment", group=label) for r in block_ratios if r.scope == "tensor"]
     out.fits = regress(
         name, mine, wanted, {n: part(t) for n, t in terms.items()}, factors={n: part(t) for n, t in factors.items()},
@@ -128,7 +126,7 @@ def _ratios_in_block(
     if not out.fits and not out.ratios:
         moved = patterns(name, mine.to(torch.float64), wanted, bound=allowed)
         out.patterns = [replace(p, params={**p.params, "where": label}, text=f"{p.text}, in {label}") for p in moved
-                        if p.kind not in ("half_filled", "dtype_width")]  # fmt: skip
+                        if p.kind != "dtype_width"]  # fmt: skip
 
 
 def wrong_block(y: Tensor, golden: Tensor, bound: Tensor) -> dict[int, tuple[int, int]] | None:

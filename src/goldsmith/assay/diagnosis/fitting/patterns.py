@@ -1,4 +1,4 @@
-"""Recognises a candidate that is the golden rearranged, half filled, or stored in another dtype's width."""
+"""Recognises a candidate that is the golden rearranged, or stored in another dtype's width."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def patterns(
         return []
     whole = bool(finite.all()) and bool(torch.isfinite(golden).all())  # every number is equally far from an infinity
     matches = [] if not whole else _rearrangements(tensor, y, golden, allowed, others or {})
-    return [*matches, *_half_filled(tensor, y, golden, allowed), *_widths(tensor, got, golden)]
+    return [*matches, *_widths(tensor, got, golden)]
 
 
 def _match(y: Tensor, golden: Tensor, other: Tensor) -> float:
@@ -154,10 +154,7 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
 
 
 def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
-    """The golden's exact numbers in another order: finds a split into shorter axes and their exchange, if one exists.
-
-    Numbers that occur twice cannot be followed.
-    """
+    """The golden's exact numbers in another order; numbers that occur twice cannot be followed."""
     mine, wanted = (t.flatten().to(torch.float32) for t in (y, g))
     n = mine.numel()
     if not _FEW <= n <= _MOST or not torch.equal(mine.sort().values, wanted.sort().values) or len(mine.unique()) < n:
@@ -165,33 +162,8 @@ def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
     index = torch.empty(n, dtype=torch.int64)
     index[mine.argsort().cpu()] = wanted.argsort().cpu()
     moved = int((index != torch.arange(n)).sum())
-    text, params = f"{tensor} holds all of the golden's numbers bit for bit, {moved} of {n} at other places", {}
-    split = factors(index)
-    if split is not None:
-        shape, order = split
-        text += f": split as {' x '.join(map(str, shape))}, its axes come in the order {', '.join(map(str, order))}"
-        params = {"shape": list(shape), "order": list(order)}
-    yield ErrorPattern(tensor, "permuted", 1.0, {**params, "moved": moved, "bijective": True}, (), text)
-
-
-def factors(index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(shape, order) with arange(n).view(shape).permute(order).flatten() = index; None if there is none."""
-    left, digits = index, []  # (length, stride), the innermost axis first
-    while len(left) > 1:
-        n, step = len(left), int(left[1] - left[0])
-        straight = left == left[0] + step * torch.arange(n)
-        run = n if bool(straight.all()) else int((~straight).nonzero()[0])
-        length = next(k for k in range(run, 0, -1) if n % k == 0)
-        if length < 2 or step < 1:
-            return None
-        digits.append((length, step))
-        left = left[::length]
-    outermost_first = digits[::-1]
-    by_stride = sorted(range(len(digits)), key=lambda i: -outermost_first[i][1])
-    shape = tuple(outermost_first[i][0] for i in by_stride)
-    order = tuple(by_stride.index(i) for i in range(len(digits)))
-    rebuilt = torch.arange(len(index)).view(shape).permute(order).flatten() if shape else index
-    return (shape, order) if torch.equal(rebuilt, index) else None
+    text = f"{tensor} holds all of the golden's numbers bit for bit, {moved} of {n} at other places"
+    yield ErrorPattern(tensor, "permuted", 1.0, {"moved": moved, "bijective": True}, (), text)
 
 
 def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:
@@ -209,33 +181,7 @@ def _with_alternatives(matches: list[ErrorPattern]) -> list[ErrorPattern]:
     ]
 
 
-# filled to a part, or read in another width
-
-
-def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[ErrorPattern]:
-    """Right up to some point, and zero or NaN after it: in memory, or along one axis."""
-    matters = (g.abs() > 4 * allowed).flatten()
-    empty = ((y == 0) | torch.isnan(y)).flatten() | ~matters
-    if not bool((empty & matters).any()) or bool(empty.all()):
-        return
-    views: list[tuple[int | None, Tensor]] = [
-        (a, empty.view(g.shape).movedim(a, 0).reshape(g.shape[a], -1).all(1)) for a in range(g.dim())
-    ]
-    for axis, flags in [*(views if g.dim() > 1 else []), (None, empty)]:
-        n = len(flags)
-        full = torch.nonzero(~flags).flatten()
-        first = int(full[-1]) + 1 if len(full) else n
-        outside = empty.view(g.shape) if axis is not None else empty
-        strays = int((outside & matters.view(outside.shape)).sum())
-        part = torch.zeros_like(outside)
-        part.narrow(0 if axis is None else axis, first, n - first).fill_(True)
-        if first == n or strays != int((part & outside & matters.view(outside.shape)).sum()):
-            continue
-        where = "in memory" if axis is None else f"along axis {axis}"
-        text = f"{tensor} is empty from {first} of {n} on, {where}"
-        params = {"axis": axis, "from": first, "of": n, "share": first / n}
-        yield ErrorPattern(tensor, "half_filled", 1.0, params, (), text)
-        return
+# read in another width
 
 
 def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[ErrorPattern]:

@@ -1,14 +1,14 @@
-"""Recognises a candidate that is a constant times the golden: in the whole tensor, a segment, or every row."""
+"""Recognises a candidate that is a constant times the golden, in the whole tensor or in a segment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from ..facts.evidence import Ratio
-from ..facts.numbers import NamedNumber, name
+from ..facts.numbers import name
 
 _EXPLAINED = 1e-3  # share of the error's squares that may remain
 _FLOOR = 1e-6  # relative; ratios are not measured more precisely
@@ -23,13 +23,12 @@ def ratios(
     bound: Tensor | None = None,
     segments: Segments | None = None,
     numbers: Mapping[str, float] | None = None,
-    factors: Mapping[str, Tensor] | None = None,
 ) -> list[Ratio]:
     """Constant ratios of `got` to `golden` (float64), for the widest groups that have one; empty if both agree.
 
     bound     rounding bound of every element; without it 1e-6 of the element
     segments  name -> (axis, lo, hi)
-    numbers   names for a ratio; factors: per-row tensors that may equal row-wise ratios
+    numbers   names for a ratio
     """
     numbers = numbers or {}
     if got.shape != golden.shape or not golden.numel():
@@ -43,7 +42,7 @@ def ratios(
         part = _constant(*(t.narrow(axis, lo, hi - lo) for t in (got, golden, allowed)))
         if part is not None:
             results.append(_ratio(tensor, "segment", group, part, numbers))
-    return results or list(_rows(tensor, got, golden, allowed, numbers, factors or {}))
+    return results
 
 
 def alone(
@@ -98,59 +97,3 @@ def _ratio(
     named = name(ratio, error, numbers)
     value, label, also = (named.value, named.name, named.also) if named else (ratio, "", ())
     return Ratio(tensor, scope, group, value, spread, label, also)
-
-
-def _rows(
-    tensor: str, y: Tensor, g: Tensor, e: Tensor, numbers: Mapping[str, float], factors: Mapping[str, Tensor]
-) -> Iterator[Ratio]:
-    """Slices along one axis, or along all axes but the last, each with its own ratio."""
-    views = [(f"axis {axis}", axis) for axis in range(g.dim())] if g.dim() > 1 else []
-    for group, axis in views:
-        rows = [t.movedim(axis, 0).flatten(1) for t in (y, g, e)]
-        if rows[1].shape[1] < 3 or rows[1].shape[0] < 2:
-            continue
-        parts = [_constant(*(t[i] for t in rows)) for i in range(rows[1].shape[0])]
-        wrong = [bool(((rows[0][i] - rows[1][i]).abs() > 1.02 * rows[2][i]).any()) for i in range(len(parts))]
-        fitted = {i: p for i, p in enumerate(parts) if p is not None}
-        if not fitted or len(fitted) < sum(wrong):
-            continue
-        values = sorted(p[0] for p in fitted.values())
-        middle = values[len(values) // 2]
-        errors = max(p[1] for p in fitted.values())
-        spread = max(p[2] for p in fitted.values())
-        share = len(fitted) / len(parts)
-        if values[-1] - values[0] <= 2 * errors + 1e-9:
-            named = name(middle, errors, numbers)
-        else:
-            named = _row_factor(fitted, len(parts), factors)
-        group = f"{group} {_ranges(sorted(fitted))}" if share < 1 else group
-        naming = (named.name, named.also) if named else ("", ())
-        yield Ratio(tensor, "row", group, middle, spread, naming[0], naming[1], share)
-
-
-def _row_factor(
-    fitted: Mapping[int, tuple[float, float, float]], count: int, factors: Mapping[str, Tensor]
-) -> NamedNumber | None:
-    """The factor whose elements, or their reciprocals, equal the rows' ratios."""
-    fits = []
-    index = sorted(fitted)
-    values = torch.tensor([fitted[i][0] for i in index], dtype=torch.float64)
-    errors = torch.tensor([fitted[i][1] for i in index], dtype=torch.float64)
-    for factor, tensor in factors.items():
-        if tensor.numel() != count:
-            continue
-        rows = tensor.double().flatten()[index].cpu()
-        for label, wanted in ((factor, rows), (f"1/{factor}", 1 / rows), (f"{factor}^2", rows.square())):
-            if bool(((values - wanted).abs() <= errors + 1e-5 * wanted.abs()).all()):
-                fits.append(label)
-    return NamedNumber(float(values.median()), fits[0], tuple(fits[1:])) if fits else None
-
-
-def _ranges(index: list[int]) -> str:
-    spans: list[list[int]] = []
-    for i in index:
-        if spans and i == spans[-1][1] + 1:
-            spans[-1][1] = i
-        else:
-            spans.append([i, i])
-    return "[" + ", ".join(str(lo) if lo == hi else f"{lo}..{hi}" for lo, hi in spans[:6]) + "]"

@@ -284,7 +284,7 @@ def terms(evidence: Evidence | None) -> list[dict[str, str]]:
                 "what": "candidate / golden is constant",
                 "where": ratio.group or "whole tensor",
                 "number": view.number(ratio.ratio) + (f" = {ratio.named}" if ratio.named else ""),
-                "explains": f"{100 * ratio.fraction:.3g} % of the elements, spread {view.number(ratio.spread)}",
+                "explains": f"spread {view.number(ratio.spread)}",
                 "also": ", ".join(ratio.also),
             }
         )

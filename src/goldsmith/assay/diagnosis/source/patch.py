@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -120,9 +119,3 @@ def changed_line(before: str, after: str) -> int:
     """The first line that differs, from 1."""
     pairs = zip(before.splitlines(), after.splitlines(), strict=False)
     return next((n for n, (a, b) in enumerate(pairs, 1) if a != b), 1)
-
-
-def edited_file(texts: Mapping[str, str]) -> tuple[str, str]:
-    """The one file that an edit changes, and its new text."""
-    ((path, text),) = texts.items()
-    return path, text

@@ -14,21 +14,20 @@ from ..edits import inputs as input_edits
 from ..edits import reductions as reduction_edits
 from ..edits.forms import chosen_entries, loop_bounds, partial_factors, pieces, repeated_rows, uncovered_rows
 from ..edits.golden_edit import NamedEdit
-from ..edits.gradients import blocks, choices, factors, marginals, restarts, slopes, sum_axes
+from ..edits.gradients import blocks, choices, factors, marginals, restarts, slopes
 from ..edits.gradients import indices as gradient_indices
-from ..edits.operators import convolutions, outer_products, padding, pooling, unfold
+from ..edits.operators import convolutions, group_counts, padding, pooling, unfold
 from ..experiments.isolate import named
 from ..graph.graph import Graph
 from ..graph.loops import turning
 from ..graph.node import Node
-from . import call_groups
+from . import call_groups, lost_addends, rank_addends
 from .backward import rank_sums, recomputation, regrouped_sums, single_readers, softmax_inner_products
 from .change import Change
 from .edited import changes
 from .inputs import composed_slices, sequence_boundaries, swapped_results
 from .loops import gradient_carries, padded_ends, turn_offsets
 from .search_context import SearchContext
-from .sums import lost_addends, rank_addends
 
 Source = Callable[..., Iterable[NamedEdit | Change]]
 # (kind, its edits, the arguments by name)
@@ -39,27 +38,23 @@ _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("swapped results", swapped_results.changes, "results candidate tensor"),
     ("scalars", scalars.edits, "scalars inputs"),
     ("composed slices", composed_slices.changes, "inputs tensor numbers"),
-    ("weights", scalars.weights, "inputs numbers"),
     ("invalid indices", masks.unchecked_indices, "nodes behind"),
-    ("steps", offsets.steps, "graph numbers"),
     ("normalisation", softmax.by_parts, "nodes behind numbers"),
     ("uncovered rows", uncovered_rows.edits, "graph numbers"),
     ("repeated rows", repeated_rows.edits, "graph"),
     ("pieces", pieces.edits, "graph"),
     ("readers", readers.edits, "graph stages"),
-    ("saved tensors", saved.edits, "graph handed inputs"),
+    ("saved tensors", saved.edits, "graph handed"),
     ("slopes", slopes.edits, "graph"),
     ("padding", padding.edits, "graph"),
     ("padded ends", padded_ends.changes, "search nodes"),
     ("single readers", single_readers.changes, "nodes behind"),
     ("turn offsets", turn_offsets.changes, "nodes behind"),
     ("segment offsets", offsets.left_out, "graph"),
-    ("remainders", scans.remainders, "nodes behind"),
     ("masked terms", masks.hidden_terms, "nodes behind"),
     ("loop bounds", loop_bounds.edits, "graph"),
     ("factors", factors.edits, "graph"),
     ("partial factors", partial_factors.edits, "graph"),
-    ("sum axes", sum_axes.edits, "graph"),
 )
 _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("arithmetic", arithmetic.edits),
@@ -75,7 +70,7 @@ _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("chosen entries", chosen_entries.edits),
     ("pooling", pooling.edits),
     ("offsets", offsets.edits),
-    ("outer products", outer_products.edits),
+    ("group counts", group_counts.edits),
     ("layouts", pieces.layouts),
 )
 # mistakes that occur only in backward passes written by hand

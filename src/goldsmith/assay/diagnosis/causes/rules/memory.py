@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...facts.evidence import INHERITED, OK
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, plain, say
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, close, plain, say
 
 
 def overrun(r: Reading) -> Match | None:
@@ -114,8 +114,7 @@ def use_after_free(r: Reading) -> Match | None:
     if freed is not None:
         text = freed.text or "freed memory, filled with NaN, shows in the result"
         return Match(EXACT, (text,), {})
-    over = r.finding("overwritten_result")
-    return Match(FAINT, (over.text,), {}) if over is not None else None
+    return None
 
 
 def invalid_index(r: Reading) -> Match | None:

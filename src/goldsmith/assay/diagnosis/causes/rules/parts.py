@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....report.results import REFERENCE_FAULT
 from ...facts.evidence import CULPRIT
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, say
 
 _RANKS = ("rank", "world", "shard", "partition", "device", "parts")
 
@@ -52,13 +52,6 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
         rearranged = any(p.kind in ("permuted", "shifted", "reversed", "transposed") for p in r.e.permutations)
         text = f"{named} is wrong, while the outputs are right"
         return Match(LIKELY if rearranged else EXACT + 0.01, (text,), {"saved": named})
-    if r.fails("golden saved") is not None or not grads or outputs or r.y is None:
-        return None
-    others = [s for s in r.e.stages if s.kind == "grad" and s.state == "ok"]
-    outright = [s for s in r.e.stages if s.kind == "output" and s.state == "ok"]
-    if outright and not r.explained and not r.influences and not r.spans:
-        sentence = "outputs and other gradients are right" if others else "outputs are right"
-        return Match(FAINT - 0.15, (f"{sentence}; no term or factor explains this gradient",), {})
     return None
 
 
@@ -120,33 +113,6 @@ def _halves(r: Reading) -> Match | None:
             if any(close(blocks[full[0]], w, r.unit) for w in sums):
                 text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, with the values of others"
                 return Match(EXACT, (text, "each rank wrote at the first one's offset"), {"axis": axis, "parts": k})
-            if close(blocks[full[0]], wanted[full[0]], r.unit):
-                text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, the others are zero"
-                return Match(HINT, (text,), {"axis": axis, "parts": k})
-    return None
-
-
-def mask_shift(r: Reading) -> Match | None:
-    """A triangular mask that is shifted by one: every row except the one at the end is wrong."""
-    axis = _all_but_an_end(r)
-    for i in r.influences:
-        if i.extra or i.missing:
-            kind, spans = ("extra", i.extra) if i.extra else ("missing", i.missing)
-            narrow = all(hi - lo <= 1 for lo, hi in spans)
-            if axis is not None and narrow:
-                what = f"{i.input}[axis {i.axis}: {say(spans)}] has influence {kind}"
-                text = f"{what}; all but an end of axis {axis} is wrong"
-                return Match(SEEN + 0.02, (text,), {"input": i.input, "axis": i.axis, kind: half_open(spans)})
-    if axis is not None and r.pair is not None and r.share > 0.5 and not r.e.fits and r.ratio() is None:
-        return Match(FAINT - 0.1, (f"every index of axis {axis} is wrong but one at its end",), {"axis": axis})
-    return None
-
-
-def _all_but_an_end(r: Reading) -> int | None:
-    for axis, spans in r.spans.items():
-        n = r.length(axis)
-        if len(spans) == 1 and n > 3 and spans[0] in ((0, n - 2), (1, n - 1)):
-            return axis
     return None
 
 
@@ -162,9 +128,10 @@ def dropout_mismatch(r: Reading) -> Match | None:
         return None
     both = ~ours & ~theirs
     agree = float(((y - g).abs() <= 1e-2 * g.abs())[both].double().mean()) if bool(both.any()) else 0.0
+    if agree <= 0.9:
+        return None  # no mask does that
     text = f"{lost} elements are zero and should not be, {gained} are not zero and should be: another mask"
-    score = SEEN if agree > 0.9 else HINT + 0.1 if agree > 0.1 else FAINT  # unrelated numbers: no mask does that
-    return Match(score, (text, f"{agree:.0%} of the elements that both keep agree"), {})
+    return Match(SEEN, (text, f"{agree:.0%} of the elements that both keep agree"), {})
 
 
 def empty_group(r: Reading) -> Match | None:
@@ -185,14 +152,11 @@ def empty_group(r: Reading) -> Match | None:
         return None
     rows = [s for axis, s in r.spans.items() if axis == 0]
     nan = bool((~torch.isfinite(r.y[r.wrong])).all()) and bool((r.g[r.wrong] == 0).all())
-    dead = bool((r.g[r.wrong] == 0).all()) and r.block and bool(rows)
-    if (nan or dead) and (r.e.grouped or counts):
+    if nan and (r.e.grouped or counts) and _whole_slices(r):  # a group is a whole row, not scattered elements
         place = f"{say(rows[0])} of axis 0" if rows else "in part"
         text = f"only elements where the golden is exactly zero: {place}, a group without members"
-        if nan and not _whole_slices(r):  # a group is a whole row: scattered elements are not a group
-            return Match(FAINT, (f"only elements where the golden is exactly zero: {place}, but no whole slice",), {})
-        unread = nan and r.nothing_there and r.right("zeroed memory")
-        return Match(SEEN + 0.02 if unread else LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})
+        unread = r.nothing_there and r.right("zeroed memory")
+        return Match(SEEN + 0.02 if unread else LIKELY, (text,), {"counts": counts})
     return None
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....report.results import CERTAIN
 from ...facts.evidence import ErrorPattern
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
+from .reading import EXACT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
 
 # the whole result is the golden's: an exchange inside the golden would be a less direct explanation
 _PLAIN = EXACT + 0.035
@@ -34,9 +34,6 @@ def transposed(r: Reading) -> Match | None:
     pattern = r.pattern("transposed")
     if pattern is not None:
         return _pattern(r, pattern, EXACT if _oblong(r, pattern) else _PLAIN)
-    split = r.pattern("permuted")
-    if split is not None and "order" in split.params:
-        return _pattern(r, split, SEEN)
     if r.pair is not None and r.pair[0].dim() >= 2:
         y, g = r.pair
         if g.shape[-1] == g.shape[-2] and close(y, g.mT, r.unit) and not close(y, g, r.unit):
@@ -48,11 +45,6 @@ def permuted(r: Reading) -> Match | None:
     pattern = r.pattern("permuted", "reversed")
     if pattern is not None:
         return _pattern(r, pattern, EXACT if pattern.params.get("bijective", True) else LIKELY)
-    for axis, index in _rows(r):
-        if len(index.unique()) == len(index) and _shift(index) is None:
-            moved = int((index != torch.arange(len(index), device=index.device)).sum())
-            text = f"{moved} of the {len(index)} rows of axis {axis} are the golden's in another order"
-            return Match(EXACT, (text,), {"axis": axis, "index": index.tolist()})
     return _other_places(r)
 
 
@@ -90,22 +82,10 @@ def _shift(index: Tensor) -> int | None:
 
 
 def _rows(r: Reading) -> Iterator[tuple[int, Tensor]]:
-    """(axis, index of the golden's row that each row equals), for axes along which every row equals one of the
-    golden's.
-    """
-    if r.pair is None:
-        return
-    y, g = r.pair
-    for axis in range(g.dim()):
-        rows, wanted = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (y, g))
-        if not 2 < len(rows) <= 1024 or rows.shape[1] < 2:
-            continue
-        apart = torch.cdist(rows, wanted)
-        best, index = apart.min(1)
-        size = float(wanted.norm(dim=1).mean())
-        moved = (index != torch.arange(len(index), device=index.device)).any()
-        if bool((best <= max(1e-3, 8 * r.unit) * size).all()) and bool(moved) and size > 0:
-            yield axis, index
+    """(axis, index of the golden's row that each row equals), for axes along which rows are moved."""
+    for pattern in r.e.permutations:
+        if "index" in pattern.params and "axis" in pattern.params:
+            yield pattern.params["axis"], torch.tensor(pattern.params["index"])
 
 
 def wrong_stride(r: Reading) -> Match | None:
@@ -118,27 +98,11 @@ def wrong_stride(r: Reading) -> Match | None:
         for other in (g.mT.reshape(g.shape), g.reshape(*g.shape[:-2], g.shape[-1], g.shape[-2]).mT):
             if close(y, other, r.unit) and not close(y, g, r.unit):
                 return Match(EXACT, ("it is the golden read with its last two strides exchanged",), {"axes": [-2, -1]})
-    for axis, index in _rows(r):
-        n, step = len(index), index.diff()
-        if len(index.unique()) == n or int(index[0]):
-            continue
-        sentence = f"along axis {axis} its rows are the golden's {index.tolist()[:6]}..."
-        params = {"axis": axis, "index": index.tolist()}
-        if bool((step >= 0).all()) and int(index[-1]) < n - 1:
-            factor = (n - 1) / max(int(index[-1]), 1)
-            return Match(SEEN, (sentence, f"a stride {factor:.2g} times too small"), params)
-        if bool(((index - int(index[1]) * torch.arange(n, device=index.device)) % n == 0).all()):
-            return Match(SEEN, (sentence, f"a stride {int(index[1])} times too large"), params)
     for i in r.influences:
-        if i.missing and i.extra:
-            sentence = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
-            return Match(HINT - 0.05, (sentence, "another place is read"), {"input": i.input, "axis": i.axis})
         if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
             sentence = f"{i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
             return Match(WEAK - 0.03, (sentence,), {"input": i.input, "axis": i.axis})
-    if pattern is None:
-        return None
-    return Match(HINT, ("a transposition may also be two exchanged strides",), dict(pattern.params))
+    return None
 
 
 def _oblong(r: Reading, pattern: ErrorPattern) -> bool:
@@ -167,13 +131,7 @@ def swapped_results(r: Reading) -> Match | None:
         if not bool((got != 0).any()) and close(r.y, golden + r.g, r.unit) and float(golden.norm()) > 0:
             text = f"{name} is zero, and {r.e.tensor} holds its share as well"
             return Match(EXACT + 0.03, (text,), {"with": name})
-    blocks = _blocks_exchanged(r)
-    if blocks is not None:
-        return blocks
-    if r.foreign:
-        text = f"{r.foreign} has influence, and the golden makes {r.e.tensor} without it: it is read instead of another"
-        return Match(HINT + 0.1, (text,), {"with": r.foreign})
-    return None
+    return _blocks_exchanged(r)
 
 
 def _blocks_exchanged(r: Reading) -> Match | None:
@@ -198,32 +156,8 @@ def _blocks_exchanged(r: Reading) -> Match | None:
 
 def dtype_width(r: Reading) -> Match | None:
     """Written with another width: the first half is full, and holds two numbers in the place of one."""
-    width, half = r.pattern("dtype_width"), r.pattern("half_filled")
-    if width is not None:
-        return _pattern(r, replace(width, also=()), EXACT + 0.02)
-    if half is not None:  # the filled part is right, so the width is right
-        return _pattern(r, half, SEEN + 0.03 if r.share > 0.6 else FAINT)
-    if r.y is None or r.g is None or r.y.numel() < 4 or r.e.dtype not in ("float32", "float64"):
-        return None
-    raw = r.y.to(getattr(torch, r.e.dtype)).contiguous().flatten()
-    for kind in (torch.bfloat16, torch.float16, torch.float32):
-        if kind.itemsize >= raw.element_size():
-            continue
-        seen = raw.view(kind).double()[: r.g.numel()]
-        wanted = r.g.flatten()[: len(seen)]
-        if bool(torch.isfinite(seen).all()) and close(seen, wanted, torch.finfo(kind).eps, 0.02):
-            name = str(kind).removeprefix("torch.")
-            text = f"viewed as {name}, its bytes are the golden: {name} numbers were stored into a {r.e.dtype} buffer"
-            return Match(EXACT + 0.02, (text,), {"dtype": name})
-    middle = raw.numel() // 2
-    flat, wanted = r.y.flatten(), r.g.flatten()
-    if (
-        bool((flat[middle:] == 0).all())
-        and bool((wanted[middle:] != 0).any())
-        and not close(flat[:middle], wanted[:middle], 0)
-    ):
-        return Match(HINT, ("only the first half of its bytes is filled",), {"half_filled": True})
-    return None
+    width = r.pattern("dtype_width")
+    return None if width is None else _pattern(r, replace(width, also=()), EXACT + 0.02)
 
 
 def wrong_format(r: Reading) -> Match | None:
@@ -239,14 +173,7 @@ def wrong_format(r: Reading) -> Match | None:
             f"exponents spread over {wild:.0f} bits where the golden's spread over {tame:.1f}: bytes of another format"
         )
         return Match(SEEN, (text,), {"spread": wild})
-    broken = float((~torch.isfinite(r.y) & torch.isfinite(r.g)).double().mean())
-    size, wanted = float(y.abs().median()), float(g.abs().median())
-    far = wanted > 0 and (size > 1e3 * wanted or 0 < size < 1e-3 * wanted)
-    if abs(r.alike) > 0.3 or not (far or 0 < broken < 1 and r.memory("never_written") is None):
-        return None
-    text = f"the typical size is {size:.2g} where the golden has {wanted:.2g}, the correlation {r.alike:+.2f}"
-    nans = f"{broken:.1%} of the elements are not finite"
-    return Match(LIKELY if far else FAINT + 0.1, (text, nans) if broken else (text,), {"not_finite": broken})
+    return None
 
 
 def _exponents(t: Tensor) -> float:

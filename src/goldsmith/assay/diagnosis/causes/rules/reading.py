@@ -289,10 +289,9 @@ class Reading:
         return f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and f.where.startswith("axis")
 
     def ratio(self) -> Ratio | None:
-        """A constant ratio: of the whole tensor before a segment's, and that before a row's."""
-        order = {"tensor": 0, "segment": 1, "row": 2}
-        ratios = [r for r in self.e.ratios if r.fraction > 0.9 and abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
-        return min(ratios, key=lambda r: (order.get(r.scope, 3), r.spread), default=None)
+        """A constant ratio: of the whole tensor before a segment's."""
+        ratios = [r for r in self.e.ratios if abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
+        return min(ratios, key=lambda r: (r.scope != "tensor", r.spread), default=None)
 
     def pattern(self, *kinds: str) -> ErrorPattern | None:
         patterns = [p for p in self.e.permutations if p.kind in kinds and p.match >= 0.98]

@@ -102,8 +102,6 @@ def stale_config(r: Reading) -> Match | None:
     if r.plain_wrong and r.right("fresh"):
         text = "right once the state from cases of other sizes is cleared, and wrong with it"
         return Match(EXACT + 0.02, (text,), {"run": "fresh start"})
-    if r.fails("other inputs") is not None and not r.plain_wrong:
-        return Match(FAINT, ("something is kept between calls",), {})
     return None
 
 
@@ -152,11 +150,7 @@ def missing_sync(r: Reading) -> Match | None:
     if r.numbers_wrong and waited and all(x.right for x in waited):
         return Match(EXACT + 0.02, ("right if every call is waited for, wrong otherwise",), {"run": waited[0].name})
     repeats = list(r.runs("repeat"))
-    one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
-    still = bool(one) and not any(x.right for x in one)
     poison = r.memory("never_written") is not None
     if poison and any(x.right and not x.same for x in repeats):
         return Match(SEEN + 0.02, ("unwritten memory was read in one call, but not in its repeats",), {})
-    if r.plain_wrong and any(x.right and not x.same for x in repeats) and still:
-        return Match(HINT, ("right in some repeats, and not mended by one thread",), {})
     return None

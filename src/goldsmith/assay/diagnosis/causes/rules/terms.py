@@ -69,7 +69,7 @@ def repeated_term(r: Reading) -> Match | None:
     """A term added once more, or the whole result several times."""
     fitted = _fitted(r, "repeated") or _whole_times(r)
     ratio = r.ratio()
-    if ratio is None or ratio.scope == "row":
+    if ratio is None:
         return fitted
     times = _count(ratio.ratio, ratio.spread)
     if times:
@@ -108,41 +108,23 @@ def sign_flip(r: Reading) -> Match | None:
 
 
 def wrong_factor(r: Reading) -> Match | None:
-    """A factor too many, missing, or with another value; of the whole, of a segment, of each row, or of one term."""
+    """A factor too many, missing, or with another value; of the whole, of a segment, or of one term."""
     fitted = _is_bias(r, _fitted(r, "factor")) or _added(r)
     ratio = r.ratio()
-    if ratio is None:
-        fitted = max(filter(None, (fitted, _in_part(r))), key=lambda m: m.score, default=None)
     if ratio is None or not ratio.ratio or _bias(ratio.ratio) and not _is_case_number(r, ratio.named):
         return fitted
     named = ratio.named and ratio.named not in ("1", "-1")
     score = SEEN if named else HINT + 0.15
-    absent = [i.input for i in r.e.influence.values() if r.absent(i)]
-    if ratio.scope == "row" and absent:
-        text = f"y / g is constant per index ({ratio.group}), and {absent[0]} has no influence: the factor is dropped"
-        return Match(EXACT + 0.02, (text,), {"factor": absent[0]})
     if _count(ratio.ratio, ratio.spread) and (not named or _of_sizes(r, ratio.named)):
         score = LIKELY
     if math.isclose(ratio.ratio, -1, abs_tol=1e-4):
         score = HINT
-    where = {"tensor": "in every element", "segment": f"in {ratio.group}", "row": f"constant per index, {ratio.group}"}
-    text = f"y / g is {ratio.ratio:.6g}{f' = {ratio.named}' if named else ''} {where.get(ratio.scope, '')}".rstrip()
+    where = "in every element" if ratio.scope == "tensor" else f"in {ratio.group}"
+    text = f"y / g is {ratio.ratio:.6g}{f' = {ratio.named}' if named else ''} {where}"
     sentences = [text] + ([f"also {', '.join(ratio.also)}"] if ratio.also else [])
     params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": list(ratio.also)}
     whole = Match(score, tuple(sentences), params)
     return max(filter(None, (fitted, whole)), key=lambda m: m.score)
-
-
-def _in_part(r: Reading) -> Match | None:
-    """The result is wrong at some indices of an axis, each with a ratio of its own."""
-    for ratio in r.e.ratios:
-        if ratio.scope != "row" or ratio.fraction > 0.9 or not ratio.ratio or _bias(ratio.ratio):
-            continue
-        text = f"y / g is constant per index where it is wrong, {ratio.group}, in the median {ratio.ratio:.6g}"
-        text += f" = {ratio.named}; the others are right" if ratio.named else "; the others are right"
-        params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": []}
-        return Match(LIKELY - 0.1, (text,), params)
-    return None
 
 
 def _is_bias(r: Reading, fitted: Match | None) -> Match | None:

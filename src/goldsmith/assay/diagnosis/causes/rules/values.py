@@ -144,8 +144,7 @@ def absolute_eps(r: Reading) -> Match | None:
         return Match(
             SEEN + 0.02, (text, "with inputs times 2^12 it is right: a constant is added to something that scales"), {}
         )
-    # a result that is wrong anyway is also wrong with small inputs: that alone does not indicate an epsilon
-    return Match(FAINT, (text,), {}) if r.right("scale 2^12") else None
+    return None  # a result that is wrong anyway is also wrong with small inputs
 
 
 def truncating_store(r: Reading) -> Match | None:

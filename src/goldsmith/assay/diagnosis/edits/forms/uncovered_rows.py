@@ -11,15 +11,10 @@ from torch import Tensor
 from ...graph.graph import Graph
 from ...graph.node import Node
 from ...graph.tensors import floating, whole
-from ..golden_edit import RESULT, Action, NamedEdit, Part, Source, do, named
+from ..golden_edit import RESULT, Action, NamedEdit, Source, do, named
 from ..primitives.positions import hide_rows
-from ..primitives.repartitions import neutral
-from ..primitives.spans import Span
-from ..primitives.tensors import restrict
-from ..reductions import axes_of
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
-_SUMS = frozenset("sum mean amax amin logsumexp".split())
 _PARTS = (2, 3, 4, 8)
 _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
@@ -33,8 +28,6 @@ def edits(graph: Graph, numbers: Mapping[str, object]) -> Iterator[NamedEdit]:
             continue
         if node.name in _LOOKUPS:
             yield from _of_a_lookup(node, parts)
-        if node.name in _SUMS and len(axes_of(node)) == 1:
-            yield from _of_a_sum(node, axes_of(node)[0], parts)
 
 
 def _rests(n: int, parts: Mapping[int, str]) -> Iterator[tuple[int, int, str]]:
@@ -80,11 +73,3 @@ def _of_a_lookup(node: Node, parts: Mapping[int, str]) -> Iterator[NamedEdit]:
         if most > torch.iinfo(dtype).max:
             text = f"has indices of {bits} bits with a sign: those that become negative read nothing"
             yield hidden("index_overflow", 0.55, text, ("dtype_width", "invalid_index"), {"bits": bits}, dtype=dtype)
-
-
-def _of_a_sum(node: Node, axis: int, parts: Mapping[int, str]) -> Iterator[NamedEdit]:
-    n = node.args[0].shape[axis]
-    for count, limit, why in _rests(n, parts):
-        cut: tuple[Part, Any] = 0, do(restrict, axis=axis, span=Span("equal parts", count), fill=neutral(node.name))
-        yield named(node, "missing_partition", 0.5, f"{node.expression} ends at {limit}: {why}", cut,
-                    also=("truncated_reduction", "off_by_one"), missing=[limit, n], axis=axis)  # fmt: skip

@@ -14,14 +14,12 @@ from ..primitives.positions import exchange
 from ..primitives.tensors import constant, restrict, scale
 from ..reductions import cut
 
-_ALSO = ("mask_shift", "off_by_one")
 STEPS = ((1, "after it"), (-1, "before it"))
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     if node.name == "convolution" and floating(node.args[0]):
         yield from _forward(node)
-        yield from _shifted(node)
     elif node.name == "convolution_backward" and floating(node.args[0]):
         yield from _backward(node)
 
@@ -54,16 +52,6 @@ def _kernels(kernel: Tensor) -> Iterator[tuple[str, str, Primitive]]:
         yield "transposed", "with its channels transposed", do(exchange, i=0, j=1)
 
 
-def _shifted(node: Node) -> Iterator[NamedEdit]:
-    x, strides = node.args[0], list(node.args[3])
-    for axis in range(2, x.dim()) if not node.args[6] else ():
-        if strides[(axis - 2) % len(strides)] == 1 and node.args[1].shape[axis] > 1:
-            for step, way in STEPS:
-                text = f"every window of {node.expression} reads the positions {way} along axis {axis}"
-                shifted = CALL, do(w.convolve_shifted, axis=axis, step=step)
-                yield named(node, "shifted", 0.5, text, shifted, also=_ALSO, axis=axis, step=step)
-
-
 def _backward(node: Node) -> Iterator[NamedEdit]:
     of_input, of_kernel, of_bias = node.args[10]
     for cause, text, other in _kernels(node.args[2]) if of_input else ():
@@ -82,6 +70,3 @@ def _backward(node: Node) -> Iterator[NamedEdit]:
         ):
             some = CALL, do(w.of_samples, which=result, lo=lo, hi=hi)
             yield named(node, cause, 0.6, f"the gradient of the {of} {how}", some, axis=0)
-    if of_bias:
-        text = "the gradient of the bias sums the batch at the first position alone"
-        yield named(node, "truncated_reduction", 0.4, text, (CALL, do(w.of_first_position)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -195,13 +195,6 @@ def wrap(t: Tensor, *, bits: int, low: int) -> Tensor:
     return (t - low) % (1 << bits) + low
 
 
-def divide(call: OperatorCall, *, by: int, rest: bool, clamp: bool = False) -> Tensor:
-    """The quotient or the remainder; clamp: numbers up to by - 1."""
-    if clamp:
-        return call.x.clamp(0, by - 1)
-    return call.x % by if rest else call.x.div(by, rounding_mode="floor")
-
-
 def cast_through(t: Tensor, *, dtype: torch.dtype) -> Tensor:
     return (t if t.is_floating_point() else t.long()).to(dtype).to(t.dtype)
 
@@ -289,30 +282,6 @@ def flat_lookup(call: OperatorCall, *, dtype: torch.dtype, width: int) -> Tensor
     start = (i * width).to(dtype).long() % x.numel()
     at = (start[..., None] + torch.arange(width, device=x.device)) % x.numel()
     return x.flatten()[at].reshape(*i.shape, *x.shape[1:])
-
-
-def lookup_with(
-    call: OperatorCall, *, first: int, count: int, sizes: tuple[int, ...], order: tuple[int, ...]
-) -> Tensor:
-    """Indices of several axes as one flat offset with other strides; an offset beyond the end wraps around."""
-    x, indices, *rest = call.args
-    shape = x.shape[first : first + count]
-    own = [i for i in indices[first : first + count] if i is not None]
-    place = own[order[0]]
-    for j, size in zip(order[1:], sizes[1:], strict=True):
-        place = place * size + own[j]
-    new = [*indices[:first], place % max(shape.numel(), 1), *indices[first + count :]]
-    lying = x.reshape(*x.shape[:first], shape.numel(), *x.shape[first + count :])
-    reads = call.name == "index"
-    operator = torch.ops.aten.index if reads else torch.ops.aten.index_put
-    out = operator(lying, new, *rest, **call.kwargs)
-    return out if reads else out.reshape(x.shape)
-
-
-def exchange_indices(indices: Sequence[Tensor], *, i: int, j: int) -> list[Tensor]:
-    new = list(indices)
-    new[i], new[j] = indices[j], indices[i]
-    return new
 
 
 def one_of_row(i: Tensor, *, axis: int, place: int | None) -> Tensor:

@@ -37,69 +37,6 @@ def reduce_over(call: OperatorCall, *, axes: tuple[int, ...], own: tuple[int, ..
     return out.expand(x.shape).amax(own, keep)
 
 
-def reduce_view(
-    call: OperatorCall, *, shape: tuple[int, ...], axes: tuple[int, ...], own: tuple[int, ...], keep: bool, share: float
-) -> Tensor:
-    """Over axes of a view of the operand; RuntimeError if the places of one result then disagree."""
-    x = call.x
-    part = call.func(x.reshape(shape), list(axes), True, **call.kwargs) * share
-    spread = part.expand(shape).reshape(x.shape)
-    first = spread
-    for axis in own:
-        first = first.narrow(axis, 0, 1)
-    if not bool((first == spread).all()):
-        raise RuntimeError("of another shape than the golden's")
-    return first.contiguous() if keep else first.reshape([n for d, n in enumerate(x.shape) if d not in own])
-
-
-def sum_over(
-    out: Tensor, x: Tensor, row: Tensor | None = None, *, shape: tuple[int, ...], axes: tuple[int, ...],
-    own: tuple[int, ...], share: float,
-) -> Tensor:  # fmt: skip
-    """A product with the sum of x over its own axes, as if it were over axes of a view; row: x was multiplied by it."""
-    bare = x if row is None else x * row
-    part = bare.reshape(shape).sum(axes, keepdim=True).expand(shape).reshape(x.shape)
-    factor = part * share / x.sum(own, keepdim=True)
-    return out * (factor if row is None else factor / row).reshape(out.shape)
-
-
-def reduce_parts(call: OperatorCall, *, axis: int, size: int, inner: bool) -> Tensor:
-    """Each part of `size` by itself, or the entries at the same position in all parts."""
-    tensors = tuple(t.unflatten(axis, (-1, size)) for t in call.args if isinstance(t, Tensor) and t.dim())
-    out = _along(call.name, tensors, axis + 1 if inner else axis)
-    return out.expand(tensors[0].shape).flatten(axis, axis + 1).contiguous()
-
-
-def reduce_together(call: OperatorCall, *, first: int) -> Tensor:
-    """Over two neighbouring axes as one."""
-    shape = call.x.shape[first : first + 2]
-    tensors = tuple(t.flatten(first, first + 1) for t in call.args if isinstance(t, Tensor) and t.dim())
-    return _along(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
-
-
-def _along(name: str, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
-    if name in ("_softmax", "_log_softmax"):
-        return tensors[0].log_softmax(axis) if name == "_log_softmax" else tensors[0].softmax(axis)
-    if name.endswith("_backward_data"):
-        g, y = tensors[:2]
-        if name.startswith("_log"):
-            return g - torch.exp(y) * g.sum(axis, keepdim=True)
-        return y * (g - (g * y).sum(axis, keepdim=True))
-    return _REDUCE[name](tensors[0], axis, keepdim=True)
-
-
-# means of blocks
-
-
-def mean_of_means(call: OperatorCall, *, axis: int, block: int, keep: bool) -> Tensor:
-    parts = [part.mean(axis, keepdim=True) for part in call.x.split(block, axis)]
-    return torch.cat(parts, axis).mean(axis, keepdim=keep)
-
-
-def less_own_mean(call: OperatorCall, *, axis: int, block: int) -> Tensor:
-    return torch.cat([part - part.mean(axis, keepdim=True) for part in call.x.split(block, axis)], axis)
-
-
 # softmax
 
 

@@ -51,7 +51,7 @@ def _rules() -> Iterator[Span]:
     yield Span("without first")
     for block in BLOCKS:
         yield from (Span("last block", block), Span("without first block", block))
-    yield from (Span("last block", block) for block in SMALL)
+    yield from (Span(rule, block) for rule in ("last block", "first block") for block in SMALL)
     yield from (Span("second half"), Span("last"))
 
 

@@ -20,13 +20,6 @@ def scale(x: Tensor, *, c: float) -> Tensor:
     return x * c
 
 
-def scale_place(x: Tensor, *, axis: int, at: int, by: float) -> Tensor:
-    """One position of an axis multiplied by a number."""
-    x = x.clone()
-    x.select(axis, at).mul_(by)
-    return x
-
-
 def at_least(x: Tensor, *, c: float) -> Tensor:
     return x.clamp(min=c)
 
@@ -48,15 +41,6 @@ def multiply_columns(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:
 
 def add_constant(x: Tensor, *, other: Tensor) -> Tensor:
     return x + other
-
-
-def zero_where_zero(x: Tensor, d: Tensor) -> Tensor:
-    """0 where another operand is 0."""
-    return torch.where((d == 0).expand_as(x), torch.zeros_like(x), x)
-
-
-def swap_axes(x: Tensor, *, i: int, j: int) -> Tensor:
-    return x.transpose(i, j)
 
 
 def transpose(x: Tensor) -> Tensor:

@@ -107,13 +107,6 @@ def store_taps(call: OperatorCall, *, last: bool) -> Tensor:
 # convolutions
 
 
-def convolve_shifted(call: OperatorCall, *, axis: int, step: int) -> Tensor:
-    """The operator on an input with one more place, without the first or the last result."""
-    pads = [0] * (2 * (call.x.dim() - 1 - axis)) + ([0, 1] if step > 0 else [1, 0])
-    out = call.on(F.pad(call.x, pads), *call.args[1:])
-    return out.narrow(axis, 1 if step > 0 else 0, out.shape[axis] - 1)
-
-
 def drop_taps(w: Tensor, *, places: tuple[tuple[int, int], ...]) -> Tensor:
     """A kernel without the taps at these (axis, place)."""
     at = dict(places)
@@ -142,10 +135,6 @@ def of_samples(call: OperatorCall, *, which: int, lo: int, hi: int) -> tuple:
     """The gradient of the kernel or of the bias, from some of the samples."""
     part = call.on(call.args[0][lo:hi], call.args[1][lo:hi], *call.args[2:])
     return _with_gradient(call, which, part[which])
-
-
-def of_first_position(call: OperatorCall) -> tuple:
-    return _with_gradient(call, 2, call.args[0].sum(0).flatten(1)[:, 0])
 
 
 def store_kernel_taps(call: OperatorCall, *, last: bool) -> tuple:

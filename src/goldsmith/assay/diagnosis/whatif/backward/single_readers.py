@@ -1,12 +1,11 @@
-"""A single reader of a tensor that reads one of its operands, or a result made from it; all other readers are right.
+"""A single reader of a product, or of a sum of products, without one factor; all other readers are right.
 
-A hand-written backward computes a product once and uses it in several addends. In one of them it uses a factor of the
-product instead, or the product where its factor belongs.
+A hand-written backward computes a product once and uses it in several addends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ _ALIASES = frozenset("detach alias clone".split())
 _MOST = 16  # readers of one tensor
 _DEPTH = 3  # nested products
 Place = tuple[Node, int]
-_Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; scale -> the sum with that addend scaled
 
 
 def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
@@ -38,11 +36,10 @@ def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
         if source.name in (*_PRODUCTS, *_SUMS) and source.owns and floating(source.out) and source.out.numel() > 1:
             own = readers.get(source.index, [])[:_MOST]
             yield from _of_one_reader(calls, source, own if len(own) > 1 else [])
-            yield from _whole_for_part(source, readers)
 
 
 def _of_one_reader(calls: Sequence[Node], source: Node, own: list[Place]) -> Iterator[Change]:
-    """A factor, or an addend, is left out for one of several readers."""
+    """A factor is left out for one of several readers."""
     if not own:
         return
     for name, value in _without(calls, source, _DEPTH):
@@ -55,37 +52,6 @@ def _of_one_reader(calls: Sequence[Node], source: Node, own: list[Place]) -> Ite
             text = f"{name} is left out of addend {i + 1} of {source.expression} where {reader.expression} reads it"
             params = {"factor": name, "named": f"1/{name}"}
             yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.6)
-    for name, some in _addends(source):
-        for reader, at in own:
-            where = f"of {source.expression} where {reader.expression} reads it"
-            new = _read(at, _laid(some(0.0), source.out))
-            yield Change("missing_term", f"{name} is left out {where}", reader.index, new, {"term": name}, 0.65)
-            new = _read(at, _laid(some(-1.0), source.out))
-            yield Change("sign_flip", f"{name} has the other sign {where}", reader.index, new, {"term": name}, 0.6)
-
-            def scaled(c: float, at: int = at, some: Callable[[float], Tensor] = some) -> Changed:
-                return _read(at, _laid(some(c), source.out))
-
-            text = f"where {reader.expression} reads {source.expression}, {name} is multiplied by"
-            yield Change("wrong_factor", text, reader.index, scaled, {"factor": name}, 0.5, free=1.0)
-
-
-def _whole_for_part(source: Node, readers: dict[Key, list[Place]]) -> Iterator[Change]:
-    """Another reader of an operand reads the result computed from it."""
-    for i, key in enumerate(source.makers[:2]):
-        operand = source.args[i]
-        if len(source.makers) != 2 or not floating(operand) or operand.shape != source.out.shape:
-            continue
-        other = source.operand(1 - i) or f"an operand of {source.name}"
-        product = source.name in _PRODUCTS
-        for reader, at in readers.get(key, [])[:_MOST]:
-            if reader.index != source.index:
-                text = f"{reader.expression} reads {source.expression} in place of {source.operand(i) or 'its operand'}"
-                params = {"factor": other, "named": other} if product else {"term": other}
-                causes = ["repeated_term", "wrong_saved_tensor"]  # if the result is a sum, the addend is counted twice
-                cause, *also = ["wrong_factor"] if product else causes if reader.name in _SUMS else causes[::-1]
-                new = _read(at, _laid(source.out, operand))
-                yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
 
 
 def _without(calls: Sequence[Node], source: Node, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -118,16 +84,6 @@ def _within_addends(calls: Sequence[Node], source: Node) -> Iterator[tuple[int, 
             seen = seen_through(_laid(value, maker.out), source.args[i]) if maker is not None else None
             if seen is not None:
                 yield i, (name, source.func(*replaced(source.args, i, seen), **source.kwargs))
-
-
-def _addends(source: Node) -> Iterator[_Kept]:
-    if source.name not in _SUMS or not all(floating(a) for a in source.args[:2]):
-        return
-    (a, b), sign = source.args[:2], -1.0 if source.name == "sub" else 1.0
-    s = sign * float(source.kwargs.get("alpha", 1))
-    shape = source.out.shape
-    yield source.operand(1) or "an addend", lambda c: (a + c * s * b).expand(shape)
-    yield source.operand(0) or "an addend", lambda c: (c * a + s * b).expand(shape)
 
 
 def _laid(value: Tensor, like: Tensor) -> Tensor:

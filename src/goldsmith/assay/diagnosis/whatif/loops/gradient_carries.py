@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...graph.node import Changed, Node
 from ...graph.tensors import floating
-from ..change import Change, instead, with_result
+from ..change import Change, with_result
 
 CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # iterations
 _LEAST, _MOST = 3, 2048  # iterations; operators of a run, above which dependencies are not computed
@@ -22,9 +22,6 @@ _ADDS = frozenset("add add_".split())
 
 
 def changes(calls: Sequence[Node], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
-    for call in calls:
-        if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
-            yield from _of_running_sums(call)
     turns = _turns(calls, among) if len(calls) <= 8 * _MOST else {}
     for edges in list(turns.values())[:_KINDS]:
         n = len(edges)
@@ -118,28 +115,3 @@ def _reach(calls: Sequence[Node]) -> list[int]:
 
 def _nothing() -> Changed:
     return with_result(torch.zeros_like)
-
-
-def _of_running_sums(call: Node) -> Iterator[Change]:
-    """A running sum that the backward takes from the end, in chunks counted from the beginning."""
-    axis = call.args[1] % call.args[0].dim()
-    n = call.args[0].shape[axis]
-    for chunk in (c for c in CHUNKS if c < n and n % c):
-        sizes = [n % chunk, *[chunk] * (n // chunk)]
-
-        def afresh(x: Tensor, *args: object, sizes: list[int] = sizes, **kwargs: object) -> Tensor:
-            return torch.cat([call.func(part, axis) for part in x.split(sizes, axis)], axis)
-
-        def from_one(x: Tensor, *args: object, sizes: list[int] = sizes, **kwargs: object) -> Tensor:
-            parts = x.split(sizes, axis)
-            both = [call.func(torch.cat(pair, axis), axis) for pair in zip(parts, parts[1:], strict=False)]
-            own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]
-            return torch.cat([call.func(parts[0], axis), *own], axis)
-
-        for scan, how in (
-            (afresh, "starts from zero"),
-            (from_one, "continues from the next chunk alone"),
-        ):
-            text = f"in the backward each chunk of {chunk} of {call.expression} {how}"
-            yield Change("overwritten_accumulator", text, call.index, instead(scan), {"axis": axis, "chunk": chunk},
-                         0.58, also=("truncated_reduction", "missing_term"))  # fmt: skip

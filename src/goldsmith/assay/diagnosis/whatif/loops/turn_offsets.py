@@ -1,11 +1,10 @@
-"""Loops that read the previous or the next iteration where they should read their own."""
+"""Loops whose backward reads the states from after each iteration, not from before it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from ...graph.node import Changed, Node
@@ -31,51 +30,28 @@ class OperandSequence:
 
 
 def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
-    """Yields edits in which every iteration reads the operand of its neighbour.
+    """All states that a loop's backward reads from before each iteration are taken from after it.
 
     among: the operators that the wrong tensor depends on.
     """
-    sequences = list(_sequences(calls, among))
-    yield from _states(sequences)
-    for sequence in sequences:
-        places = sorted(sequence.values)
-        for step, which in ((1, "the next step"), (-1, "the previous step")):
-            name = sequence.operand or "an operand"
-            text = f"in every step {sequence.expression} reads {name} of {which}"
-            for edge, how in (("own", "the last one reads its own"), ("zero", "the last one reads zeros")):
-                group = tuple(_moved(sequence, places, step, edge))
-                if group:
-                    params = {"operand": name, "step": step}
-                    also = ("off_by_one", "wrong_saved_tensor") if sequence.backward else ("off_by_one", "stale_state")
-                    yield Change("shifted", f"{text}, {how}", group[0][0], group[0][1], params,
-                                 0.55 if edge == "own" else 0.54, group=group, also=also)  # fmt: skip
-
-
-def _states(sequences: Sequence[OperandSequence]) -> Iterator[Change]:
-    """All states that a loop's backward reads from before each iteration are taken from after it."""
-    carried = [s for s in sequences if s.backward and s.carried]
-    group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
-    if len(carried) > 1 and group:
+    carried = [s for s in _sequences(calls, among) if s.backward and s.carried]
+    group = tuple(move for s in carried for move in _moved(s, sorted(s.values)))
+    if group:
         names = " and ".join(dict.fromkeys(s.operand or "a state" for s in carried))
         text = f"in every step the backward reads {names} from after the step, not from before it"
         yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.82,
                      group=group, also=("off_by_one", "shifted"))  # fmt: skip
 
 
-def _moved(sequence: OperandSequence, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
+def _moved(sequence: OperandSequence, places: list[int]) -> Iterator[tuple[int, Changed]]:
     order = {place: i for i, place in enumerate(places)}
     for call, place in sequence.reads:
-        i = order[place] + step
-        if 0 <= i < len(places):
+        i = order[place] + 1
+        if i < len(places):
             new = sequence.values[places[i]]
-        elif edge == "zero":
-            new = torch.zeros_like(sequence.values[place])
-        else:
-            continue
-        like = call.args[sequence.at]
-        if new.shape != like.shape:
-            return
-        yield call.index, _replaced_operand(sequence.at, new)
+            if new.shape != call.args[sequence.at].shape:
+                return
+            yield call.index, _replaced_operand(sequence.at, new)
 
 
 def _replaced_operand(at: int, new: Tensor) -> Changed:

@@ -15,11 +15,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ...edits.reductions import one_axis
-from ...graph.node import Key, Node
-from ...graph.tensors import floating, whole
-from ..change import Change, with_result
-from ..judge import Judge
+from ..edits.reductions import one_axis
+from ..graph.node import Key, Node
+from ..graph.tensors import floating, whole
+from .change import Change, with_result
+from .judge import Judge
 
 # at most: elements of the incoming gradient, of the result, and pairs of both
 _SENT, _PLACES, _PAIRS = 1024, 8192, 2**21

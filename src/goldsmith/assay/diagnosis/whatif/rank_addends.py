@@ -8,11 +8,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ...edits.reductions import one_axis
-from ...graph.node import Node
-from ...graph.tensors import floating
-from ..change import Change, with_result
-from ..judge import Judge
+from ..edits.reductions import one_axis
+from ..graph.node import Node
+from ..graph.tensors import floating
+from .change import Change, with_result
+from .judge import Judge
 
 _SUBSETS = 8  # most addends of a place whose subsets are tried
 _CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
