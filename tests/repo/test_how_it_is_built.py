@@ -34,7 +34,7 @@ PRE = """
 import torch
 from goldsmith import mhc
 n, D = 4, 8
-x = torch.randn(3, n, D, requires_grad=True)
+x = torch.randn(5, n, D, requires_grad=True)  # up to four tokens have kernels of their own
 h, _, _ = mhc.pre(x, torch.randn(2 * n + n * n, n * D), torch.randn(3), torch.randn(2 * n + n * n), backend="triton")
 h.sum().backward()
 """

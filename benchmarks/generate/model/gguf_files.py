@@ -134,7 +134,10 @@ def _numbers(entry: Any, dtype: torch.dtype) -> Tensor:
 
     def decode(rows: slice) -> None:
         plain = gguf.quants.dequantize(entry.data[rows], entry.tensor_type)
-        numbers[rows] = torch.from_numpy(np.array(plain, dtype=np.float32))  # a copy: the file's memory is read only
+        with torch.inference_mode(numbers.is_inference()):  # the mode is of a thread
+            numbers[rows] = torch.from_numpy(
+                np.array(plain, dtype=np.float32)
+            )  # a copy: the file's memory is read only
 
     step = -(-len(numbers) // SLICES)
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -131,6 +131,8 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
         ("assignment", "y = a", "y += a", "overwritten_accumulator"),
         ("function", "y.index_copy_(0, i, a)", "y.index_add_(0, i, a)", "lost_update"),
         ("call removed", "y = f(a)", "y = a", "wrong_stride"),  # the edit alone does not tell
+        ("number, made contiguous", "y = 1", "y = 2\n+y = y.contiguous()", "wrong_stride"),  # the copy does not tell
+        ("sign, made contiguous", "y = a + b", "y = a - b\n+y = y.contiguous()", "sign_flip"),
     ],
 )
 def test_the_cause_that_a_patch_undoes_comes_first(kind, removed, added, cause):
