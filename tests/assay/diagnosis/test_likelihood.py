@@ -137,6 +137,8 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
 )
 def test_the_cause_that_a_patch_undoes_comes_first(kind, removed, added, cause):
     patch = Patch("k.py", 1, kind, f"--- k.py\n+++ k.py\n@@ -1 +1 @@\n-{removed}\n+{added}", 2)
+    if ", " in kind:
+        patch = replace(patch, joins=tuple(kind.split(", ")))
     guesses = [Cause(id, score, "y", ["a fact"]) for id, score in (("wrong_stride", 0.34), ("sign_flip", 0.2))]
     ranked = with_patch(guesses, patch, "y")
     assert ranked[0].id == cause and {c.id for c in guesses} <= {c.id for c in ranked}

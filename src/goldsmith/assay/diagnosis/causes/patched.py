@@ -39,9 +39,8 @@ def by_patch(patch: Patch) -> tuple[str, float] | None:
 
 
 def _told(edit: Patch | Equal) -> tuple[str, float] | None:
-    kinds = edit.kind.split(", ")
-    if len(kinds) > 1:  # a copy beside another edit is for layouts that no case of the author has
-        told = {_KINDS.get(kind) for kind in kinds if kind != "made contiguous"}
+    if edit.joins:  # a copy beside another edit is for layouts that no case of the author has
+        told = {_KINDS.get(kind) for kind in edit.joins if kind != "made contiguous"}
         return told.pop() if len(told) == 1 else None
     lines = edit.diff.splitlines()
     before, after = (

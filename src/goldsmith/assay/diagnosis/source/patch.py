@@ -15,6 +15,7 @@ class Equal:
     line: int
     kind: str
     diff: str
+    joins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Patch:
     equals       other edits that pass as well: no input was found on which they differ from this one
     sizes        the sizes at which they were compared
     narrow       right at the declared sizes, but not at smaller or larger ones
+    joins        the kinds of the edits of which it consists, if there are several
     work         how many times the kernel's work it does at some size, if that is much more; otherwise 1
     """
 
@@ -44,6 +46,7 @@ class Patch:
     narrow: bool = False
     text: str = field(default="", repr=False)
     work: float = 1.0
+    joins: tuple[str, ...] = ()
 
     @property
     def doubtful(self) -> bool:

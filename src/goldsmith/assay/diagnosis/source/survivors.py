@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...judge.examination import Examination
 from .acceptance import Acceptance, Accepted, NotAccepted
 from .children.mutants import Mutants
-from .edits.edits import Edit
+from .edits.edits import Edit, both_kinds
 from .patch import Equal, Patch, changed_line, unified_diff
 from .problems import Further, further_problems
 from .reading.candidate_source import CandidateSource
@@ -130,8 +130,8 @@ class Survivors:
             self.found_at = self.found_at or inner.found_at
             return
         for survivor in inner.accepted:
-            kind = f"{before.kind}, {survivor.edit.kind}"
-            self.accepted.append(replace(survivor, edit=replace(survivor.edit, kind=kind)))
+            edit = replace(survivor.edit, **both_kinds(before, survivor.edit))
+            self.accepted.append(replace(survivor, edit=edit))
 
     def patch(self, tried: int) -> Patch | None:
         """The smallest survivor; the others are its equals, since no input was found on which they differ."""
@@ -145,13 +145,15 @@ class Survivors:
         return Patch(
             path, changed_line(before, text), best.edit.kind, unified_diff(path, before, text), best.cases,
             best.remaining, tried, tuple(equals), self._tried_sizes() if equals or best.narrow else "", best.narrow,
-            text, round(best.work, 1) if best.work > _MORE_WORK else 1.0,
+            text, round(best.work, 1) if best.work > _MORE_WORK else 1.0, best.edit.joins,
         )  # fmt: skip
 
     def _equal(self, survivor: Survivor) -> Equal:
         ((path, text),) = survivor.texts.items()
         before = self.source.files[path].data.decode(errors="replace")
-        return Equal(changed_line(before, text), survivor.edit.kind, unified_diff(path, before, text))
+        return Equal(
+            changed_line(before, text), survivor.edit.kind, unified_diff(path, before, text), survivor.edit.joins
+        )
 
     def _tried_sizes(self) -> str:
         """The sizes at which survivors were compared: "D 4 to 5, T 1 to 3"."""

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from ..reading.source_file import SourceFile
 
@@ -19,7 +20,8 @@ _OPEN = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Attribute, ast.Sub
 class Edit:
     """A change of one file. spans: (first byte, byte behind the last, new text), apart; kind: what it does.
 
-    cost: the smaller, the earlier it is tried; place: the line of the statement that it changes.
+    cost: the smaller, the earlier it is tried; place: the line of the statement that it changes; joins: the kinds of
+    the edits of which it consists, if there are several.
     """
 
     path: str
@@ -29,6 +31,7 @@ class Edit:
     line: int
     place: int = 0
     function: str = ""
+    joins: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -46,9 +49,13 @@ class Edit:
         )
 
     def joined(self, other: Edit) -> Edit:
-        return replace(
-            self, spans=(*self.spans, *other.spans), kind=f"{self.kind}, {other.kind}", cost=self.cost + other.cost
-        )
+        return replace(self, spans=(*self.spans, *other.spans), cost=self.cost + other.cost, **both_kinds(self, other))
+
+
+def both_kinds(one: Edit, other: Edit) -> dict[str, Any]:
+    """The fields of an edit that consists of both."""
+    joins = tuple(kind for edit in (one, other) for kind in edit.joins or (edit.kind,))
+    return {"kind": ", ".join(joins), "joins": joins}
 
 
 @dataclass(frozen=True)
