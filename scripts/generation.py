@@ -18,6 +18,7 @@ IMAGES = ROOT / "docs" / "images"
 NOTHING = "No measurement is in benchmarks/results/generate yet: `goldsmith bench generate --json FILE` makes one.\n"
 PICTURES = {  # shape and level
     "generation-small.svg": ("small", "avx512_bf16"),
+    "generation-small-avx2.svg": ("small", "avx2"),
 }
 OURS, LLAMA, PLAIN = "goldsmith", "llama.cpp", "transformers"
 KINDS = {"int4": "4 bits (Q4_0)", "int8": "8 bits (Q8_0)", "bf16": "bf16", "fp32": "fp32"}
