@@ -106,10 +106,11 @@ class GraphForward(StepForward):
             nonlocal buffers
             if buffers is None or not buffers.shared:  # the step before ran as the model's own forward
                 buffers = self._adopted(cache, rows, mask_of(starts, cache.get_seq_length() + 1))
-            options = {"input_ids": tokens.view(rows, 1), "past_key_values": cache}
-            if buffers is None:
-                return self._by_modules(options, starts).logits[:, -1].float()
-            return self._stepped(options, buffers, self._graph).logits[:, -1].float()
+            logits = None if buffers is None else self._next(tokens, buffers)
+            if logits is None:
+                options = {"input_ids": tokens.view(rows, 1), "past_key_values": cache}
+                logits = self._by_modules(options, starts).logits[:, -1].float()
+            return logits
 
         starts = buffers.starts
         return run
@@ -117,18 +118,32 @@ class GraphForward(StepForward):
     def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         return super()._adopted(cache, rows, None if mask is None else mask.cpu())
 
+    def best(self, logits: Tensor) -> list[int]:
+        known = None if self._graph is None else self._graph.best(logits)
+        return super().best(logits) if known is None else known
+
     def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: Any) -> Any:
+        logits = self._attempt(step, options["input_ids"], cache)
+        if logits is None:
+            return self._by_modules(options, cache.starts)
+        return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
+
+    def _next(self, tokens: Tensor, cache: StepCache) -> Tensor | None:
+        """Float32 logits that are valid until the next step; None if the model's own forward must compute them."""
+        return None if self._graph is None else self._attempt(self._graph.next, tokens, cache)
+
+    def _attempt(self, step: Callable[..., Tensor], tokens: Tensor, cache: StepCache) -> Tensor | None:
+        """What the step gives; None if the model's own forward must compute it."""
         if self._engine.watched:
-            return self._by_modules(options, cache.starts)
+            return None
         try:
-            logits = step(options["input_ids"], cache)
+            return step(tokens, cache)
         except NotFinite:
-            return self._by_modules(options, cache.starts)
+            return None
         except NotDescribed as reason:  # known only once the modules run
             self._refused = str(reason)
             self._forget(str(reason))
-            return self._by_modules(options, cache.starts)
-        return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
+            return None
 
     def _by_modules(self, options: Mapping[str, Any], starts: Tensor) -> Any:
         """The step by the model's own forward, whose engine says where numbers stop being finite."""
@@ -181,8 +196,6 @@ class GraphForward(StepForward):
         engine = self._engine
         if engine.closed:
             raise NotDescribed("its engine was closed")
-        if engine.adapters.names:
-            raise NotDescribed("adapters are loaded")
         if engine.watched:
             raise NotDescribed("faults are injected, or a trace is recorded")
         if engine.settings.lanes not in ("auto", "cpu") or engine.settings.adaptive:
