@@ -6,7 +6,7 @@ import contextlib
 import random
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -138,7 +138,7 @@ class ModelRun:
         keep = whole and self.room.together
         shape = self.shape.cut(self.room.checked)
         file = path if whole else self._file(shape)
-        begun = self._begun(file, shape, stack) if keep else {}
+        begun = self._begun(self.engines, file, shape, stack) if keep else {}
         try:
             with self._doing("the plain model in float64", 1 + len(self.engines)) as step:
                 draw, process = random.Random(1), peers.golden(self.setting, file, shape, self.folder)
@@ -169,11 +169,13 @@ class ModelRun:
             if not whole:
                 self._forget(file)
 
-    def _begun(self, file: Path, shape: Shape, stack: contextlib.ExitStack) -> dict[str, EngineProcess]:
-        """The processes of the engines in Python, which import torch while the golden is computed."""
+    def _begun(
+        self, labels: Iterable[str], file: Path, shape: Shape, stack: contextlib.ExitStack
+    ) -> dict[str, EngineProcess]:
+        """The processes of the engines in Python, which import torch at the same time."""
         begun = {}
-        for label, peer in self.engines.items():
-            if peer.in_python:
+        for label in labels:
+            if (peer := self.engines[label]).in_python:
                 begun[label] = peer.start(file, shape, self.precision, self.folder)
                 stack.callback(begun[label].close)
         return begun
@@ -182,7 +184,7 @@ class ModelRun:
         """A loaded engine. Its memory is that of a process which runs the whole model."""
         process = begun or peer.start(file, shape, self.precision, self.folder)
         try:
-            ready = process.answer()
+            ready = process.ready()
             answer = process.ask("load") if peer.in_python else ready
             notes = [answer.get("note"), peers.beyond(self.setting.level, ready.get("system", ""))]
             if any(notes):
@@ -195,7 +197,7 @@ class ModelRun:
         return process
 
     def _time(self, path: Path, loaded: dict[str, EngineProcess], stack: contextlib.ExitStack) -> None:
-        starts: dict[str, Callable[[], EngineProcess]] = {
+        starts: dict[str, Callable[..., EngineProcess]] = {
             label: partial(self._start, peer, path, self.shape)
             for label, peer in self.engines.items()
             if not self.measured[label].failed
@@ -204,10 +206,14 @@ class ModelRun:
         with self._doing("timing", number * len(starts)) as step:
             keep = None
             if self.room.together:
+                begun = self._begun([label for label in starts if label not in loaded], path, self.shape, stack)
+                for process in begun.values():  # an engine that is loaded may measure the machine
+                    with contextlib.suppress(EngineError):  # `_start` meets it again
+                        process.ready()
                 for label, start in starts.items():
                     try:
                         if label not in loaded:
-                            loaded[label] = start()
+                            loaded[label] = start(begun=begun.get(label))
                             stack.callback(loaded[label].close)
                         step(f"warming up {label}", 0)
                         warm(loaded[label], self.prompt, count)
