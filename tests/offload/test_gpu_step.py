@@ -12,6 +12,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
+from goldsmith.hf.offload import graph_forward
 from goldsmith.offload import attach
 from goldsmith.offload.memory.budget import SPARE
 from hf import goldens, models
@@ -66,7 +67,8 @@ def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
 
 
 @pytest.mark.parametrize("count", [ALL, SOME, 0])
-def test_a_recorded_step_adds_the_adapters_that_are_active(count, tmp_path):
+def test_a_recorded_step_adds_the_adapters_that_are_active(count, tmp_path, monkeypatch):
+    monkeypatch.setattr(graph_forward, "WAITING", 0)
     plain = plain_model(tie_word_embeddings=False)
     saved(plain, tmp_path / "a", rank=3, target_modules=["q_proj", "o_proj"], seed=1)
     saved(plain, tmp_path / "b", rank=2, targets=models.EXPERTS[:1], seed=2)

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.core import native
-from goldsmith.hf.offload import generation
+from goldsmith.hf.offload import generation, graph_forward
 from goldsmith.offload import attach
 from goldsmith.offload.adapters import EngineAdapters
 from goldsmith.offload.decoding._triton import attend
@@ -82,12 +82,17 @@ def test_a_recorded_step_adds_the_adapters_that_are_active(count, tmp_path, monk
     saved(plain, tmp_path / "a", rank=3, target_modules=["q_proj", "o_proj"], seed=1)
     saved(plain, tmp_path / "b", rank=2, targets=models.EXPERTS[:1], seed=2)
     adapters = [tmp_path / "a", tmp_path / "b"]
+    monkeypatch.setattr(graph_forward, "WAITING", 0)
     with offload(plain, ALL if count is ALL else SOME // 2, adapter=adapters) as offloaded:
         for names in ("a", "b", None):
             offloaded.set_adapter(names)
             theirs = plain if names is None else merged(plain, tmp_path / names)
             assay.check(target(offloaded, theirs, models.tokens(2)), probes=["values"])
             assert recorded(offloaded, count)
+        monkeypatch.setattr(graph_forward, "WAITING", 1)
+        offloaded.set_adapter("a")
+        reasons = [continued(offloaded.model, models.tokens()) is None or offloaded.model.forward.why_not for _ in "12"]
+        assert reasons == ["its adapters changed a moment ago", ""]
 
 
 def test_a_model_that_is_not_described_is_recorded_with_its_own_modules():

@@ -30,11 +30,13 @@ from .untouched import Touched, Untouched
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ...offload.adapters import ActiveLora
     from ...offload.engine import Engine
 
 NAME = "goldsmith_step"  # the attention in a recording
 PLAIN = {"sdpa", "eager"}  # attention that is replaced in a recording
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
+WAITING = 16  # steps with other adapters before they are recorded: a server may change them at every step
 _INPUTS: ContextVar[StepInputs | None] = ContextVar("goldsmith_step_inputs", default=None)
 
 
@@ -85,6 +87,8 @@ class GraphForward(StepForward):
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
         self._graph: GraphStep | None = None
         self._refused = ""  # why the model cannot be recorded as it is
+        self._lora: ActiveLora | None = None  # with which it was asked for last
+        self._waiting = 0  # steps until these are recorded
 
     @functools.cached_property
     def _configs(self) -> dict[int, Any]:
@@ -198,6 +202,12 @@ class GraphForward(StepForward):
             raise NotDescribed("its engine was closed")
         if engine.watched:
             raise NotDescribed("faults are injected, or a trace is recorded")
+        lora = engine.adapters.lora
+        if lora is not self._lora:
+            self._lora, self._waiting = lora, 0 if self._lora is None else WAITING
+        if self._waiting:
+            self._waiting -= 1
+            raise NotDescribed("its adapters changed a moment ago")
         if engine.settings.lanes not in ("auto", "cpu") or engine.settings.adaptive:
             raise NotDescribed("its engine has lanes that decide at every call")
         if native.reason() is not None:
