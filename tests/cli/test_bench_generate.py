@@ -35,6 +35,7 @@ from benchmarks.generate.workers.compiled import CompiledEngine
 from benchmarks.generate.workers.golden import GoldenEngine
 from benchmarks.generate.workers.ours import GoldsmithEngine
 from benchmarks.generate.workers.plain import TransformersEngine
+from benchmarks.generate.workers.rounding import RandomRounding
 from benchmarks.generate.workers.worker import answered
 from goldsmith.cli import app
 from goldsmith.cli.bench import moved
@@ -156,6 +157,13 @@ def test_the_golden_of_a_dense_part_that_is_packed_anew_has_the_packed_weights(t
             plain, packed = (engine.golden_logits([3, 1, 4], 1, name) for name in ("", packs))
             errors[packs] = float((packed - plain).norm() / plain.norm())
     assert 1e-4 < errors["int8"] < errors["int4"] < 1
+
+
+def test_only_experts_are_rounded_as_experts_whatever_their_shape():
+    expert, dense, x = torch.ones(8, 64), torch.ones(8, 64), torch.linspace(0.1, 1, 64)[None]
+    with RandomRounding(Arithmetic("float32", "q8"), {id(expert)}, set(), 0):
+        sums = [torch.nn.functional.linear(x, weight) for weight in (dense, expert)]
+    assert torch.equal(sums[0], x @ dense.T) and not torch.equal(sums[1], sums[0])
 
 
 @pytest.mark.parametrize("fault", ["theta", "norm_topk_prob", "num_experts_per_tok"])

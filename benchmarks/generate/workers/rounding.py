@@ -12,7 +12,7 @@ from ..engines.arithmetic import Arithmetic
 
 STEPS = {"bf16": 2.0**-7, "fp16": 2.0**-10}  # from 1 to the next number
 BLOCK = 32  # inputs that share a scale when rows are rounded to 8 bits
-WIDENED = 2048  # rows of a weight that are in float64 at once
+WIDENED = 512  # rows of a weight that are in float64 at once
 
 
 class InFloat64(TorchFunctionMode):
