@@ -40,7 +40,10 @@ class Agreement:
 
 @dataclass
 class Judge:
-    """The golden logits of a file, and the errors of plain models in each arithmetic, computed once."""
+    """The golden logits of a file, and the errors of plain models in each arithmetic, computed once
+
+    ids   of sequences of the same length
+    """
 
     process: EngineProcess
     folder: Path
@@ -52,25 +55,25 @@ class Judge:
         """Run the plain models of this arithmetic, unless that was done."""
         packs = arithmetic.packs
         if packs not in self.golden:
-            self.golden[packs] = self._logits(self.process, "golden", f"{{file}},{packs}", np.float64)
+            self.golden[packs] = self._plain("golden", packs, np.float64)
         if arithmetic not in self.honest:
             errors = []
             for seed in range(MEMBERS if arithmetic.is_random else 1):
-                logits = self._logits(self.process, "random", f"{{file}},{seed},{arithmetic}", np.float32)
-                errors += self._errors(logits, packs)
+                errors += self._errors(self._plain("random", f"{seed},{arithmetic}", np.float32), packs)
             self.honest[arithmetic] = float(np.median(errors))
 
     def judge(self, engine: EngineProcess, arithmetic: Arithmetic) -> Agreement:
-        logits = self._logits(engine, "logits", "{file}", np.float32)
-        return Agreement(float(np.median(self._errors(logits, arithmetic.packs))), self.honest[arithmetic])
-
-    def _logits(self, engine: EngineProcess, verb: str, word: str, dtype: type) -> list[Logits]:
-        """[tokens, vocabulary] of each sequence."""
         file, logits = self.folder / "logits.bin", []
         for ids in self.ids:
-            engine.ask(verb, word.format(file=file), ids)
-            logits.append(np.fromfile(file, dtype).astype(np.float64).reshape(len(ids), -1))
-        return logits
+            engine.ask("logits", file, ids)
+            logits.append(np.fromfile(file, np.float32).astype(np.float64).reshape(len(ids), -1))
+        return Agreement(float(np.median(self._errors(logits, arithmetic.packs))), self.honest[arithmetic])
+
+    def _plain(self, verb: str, words: str, dtype: type) -> list[Logits]:
+        """[tokens, vocabulary] of each sequence, by a plain model that computes all of them at once."""
+        file, rows, tokens = self.folder / "logits.bin", len(self.ids), len(self.ids[0])
+        self.process.ask(verb, f"{file},{rows},{words}", [i for ids in self.ids for i in ids])
+        return list(np.fromfile(file, dtype).astype(np.float64).reshape(rows, tokens, -1))
 
     def _errors(self, logits: list[Logits], packs: str) -> list[float]:
         """NaN, which agrees with nothing, where the sizes differ."""

@@ -6,7 +6,7 @@ import contextlib
 import random
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -135,8 +135,10 @@ class ModelRun:
     def _judge(self, path: Path, loaded: dict[str, EngineProcess], stack: contextlib.ExitStack) -> None:
         """Compare every engine's logits with the golden. Engines stay loaded if they run the same file and all fit."""
         whole = self.room.checked == self.shape.layers
+        keep = whole and self.room.together
         shape = self.shape.cut(self.room.checked)
         file = path if whole else self._file(shape)
+        begun = self._begun(self.engines, file, shape, stack) if keep else {}
         try:
             with self._doing("the plain model in float64", 1 + len(self.engines)) as step:
                 draw, process = random.Random(1), peers.golden(self.setting, file, shape, self.folder)
@@ -146,15 +148,15 @@ class ModelRun:
                     ids = [draw.randrange(shape.vocabulary) for _ in range(SEQUENCES * TOKENS)]
                     judge = Judge(process, self.folder, [ids[k::SEQUENCES] for k in range(SEQUENCES)])
                     step("")
-                    for peer in self.engines.values():
-                        judge.prepare(peer.arithmetic(self.precision))
+                    arithmetics = {peer.arithmetic(self.precision) for peer in self.engines.values()}
+                    for each in sorted(arithmetics, key=lambda a: (a.packs, a.dtype), reverse=True):  # float32 first
+                        judge.prepare(each)
                 finally:
                     process.close()
                 for label, peer in self.engines.items():
                     step(f"checking {label}")
-                    keep = whole and self.room.together
                     try:
-                        engine = self._start(peer, file, shape)
+                        engine = self._start(peer, file, shape, begun.get(label))
                         if keep:
                             stack.callback(engine.close)
                             loaded[label] = engine
@@ -167,11 +169,22 @@ class ModelRun:
             if not whole:
                 self._forget(file)
 
-    def _start(self, peer: Peer, file: Path, shape: Shape) -> EngineProcess:
+    def _begun(
+        self, labels: Iterable[str], file: Path, shape: Shape, stack: contextlib.ExitStack
+    ) -> dict[str, EngineProcess]:
+        """The processes of the engines in Python, which import torch at the same time."""
+        begun = {}
+        for label in labels:
+            if (peer := self.engines[label]).in_python:
+                begun[label] = peer.start(file, shape, self.precision, self.folder)
+                stack.callback(begun[label].close)
+        return begun
+
+    def _start(self, peer: Peer, file: Path, shape: Shape, begun: EngineProcess | None = None) -> EngineProcess:
         """A loaded engine. Its memory is that of a process which runs the whole model."""
-        process = peer.start(file, shape, self.precision, self.folder)
+        process = begun or peer.start(file, shape, self.precision, self.folder)
         try:
-            ready = process.answer()
+            ready = process.ready()
             answer = process.ask("load") if peer.in_python else ready
             notes = [answer.get("note"), peers.beyond(self.setting.level, ready.get("system", ""))]
             if any(notes):
@@ -184,7 +197,7 @@ class ModelRun:
         return process
 
     def _time(self, path: Path, loaded: dict[str, EngineProcess], stack: contextlib.ExitStack) -> None:
-        starts: dict[str, Callable[[], EngineProcess]] = {
+        starts: dict[str, Callable[..., EngineProcess]] = {
             label: partial(self._start, peer, path, self.shape)
             for label, peer in self.engines.items()
             if not self.measured[label].failed
@@ -193,10 +206,14 @@ class ModelRun:
         with self._doing("timing", number * len(starts)) as step:
             keep = None
             if self.room.together:
+                begun = self._begun([label for label in starts if label not in loaded], path, self.shape, stack)
+                for process in begun.values():  # an engine that is loaded may measure the machine
+                    with contextlib.suppress(EngineError):  # `_start` meets it again
+                        process.ready()
                 for label, start in starts.items():
                     try:
                         if label not in loaded:
-                            loaded[label] = start()
+                            loaded[label] = start(begun=begun.get(label))
                             stack.callback(loaded[label].close)
                         step(f"warming up {label}", 0)
                         warm(loaded[label], self.prompt, count)

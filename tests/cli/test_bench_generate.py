@@ -35,6 +35,7 @@ from benchmarks.generate.workers.compiled import CompiledEngine
 from benchmarks.generate.workers.golden import GoldenEngine
 from benchmarks.generate.workers.ours import GoldsmithEngine
 from benchmarks.generate.workers.plain import TransformersEngine
+from benchmarks.generate.workers.rounding import RandomRounding
 from benchmarks.generate.workers.worker import answered
 from goldsmith.cli import app
 from goldsmith.cli.bench import moved
@@ -138,7 +139,7 @@ def test_a_file_holds_the_numbers_that_goldsmith_and_the_plain_model_compute_wit
     weight = RandomWeights(TINY).tensor("blk.1.ffn_up_exps").double()
     up = plain["model.layers.1.mlp.experts.gate_up_proj"].chunk(2, 1)[1]
     assert 0.05 < float((up - weight).norm() / weight.norm()) < 0.2  # four bits
-    judge = Judge(InProcess(GoldenEngine(options(path))), tmp_path, [[1, 2, 3, 4], [9, 8, 7]])
+    judge = Judge(InProcess(GoldenEngine(options(path))), tmp_path, [[1, 2, 3, 4], [9, 8, 7, 6]])
     judge.prepare(Arithmetic())
     ours = InProcess(GoldsmithEngine(options(path, format="int4")))
     try:
@@ -153,9 +154,16 @@ def test_the_golden_of_a_dense_part_that_is_packed_anew_has_the_packed_weights(t
     with torch.inference_mode():
         errors = {}
         for packs in ("int8", "int4"):
-            plain, packed = (engine.golden_logits([3, 1, 4], name) for name in ("", packs))
+            plain, packed = (engine.golden_logits([3, 1, 4], 1, name) for name in ("", packs))
             errors[packs] = float((packed - plain).norm() / plain.norm())
     assert 1e-4 < errors["int8"] < errors["int4"] < 1
+
+
+def test_only_experts_are_rounded_as_experts_whatever_their_shape():
+    expert, dense, x = torch.ones(8, 64), torch.ones(8, 64), torch.linspace(0.1, 1, 64)[None]
+    with RandomRounding(Arithmetic("float32", "q8"), {id(expert)}, set(), 0):
+        sums = [torch.nn.functional.linear(x, weight) for weight in (dense, expert)]
+    assert torch.equal(sums[0], x @ dense.T) and not torch.equal(sums[1], sums[0])
 
 
 @pytest.mark.parametrize("fault", ["theta", "norm_topk_prob", "num_experts_per_tok"])

@@ -1,6 +1,8 @@
 """Connections of the server: half of a request, and more connections than files."""
 
+import asyncio
 import contextlib
+import errno
 import socket
 import threading
 
@@ -72,3 +74,15 @@ def test_one_connection_too_many_hears_so_and_later_ones_are_served(port):
     while b"hello" not in answer:  # the server sees that they are closed a moment later
         with contextlib.suppress(ConnectionResetError), connected(port, LAST) as later:
             answer = heard(later)
+
+
+def test_no_free_file_for_a_connection_is_one_sentence_and_another_error_is_asyncios(caplog):
+    reports, loop = [], asyncio.new_event_loop()
+    running = server._Server(uvicorn.Config(None), None, None, reports.append)
+    for _ in range(3):  # asyncio asks for each connection that waits
+        running.failed(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+    assert reports == ["More connections arrive than the process may open files: the next ones wait for a second."]
+    assert not caplog.records
+    running.failed(loop, {"message": "another", "exception": ValueError("wrong")})
+    assert [record.message for record in caplog.records] == ["another"]
+    loop.close()

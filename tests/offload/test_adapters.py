@@ -167,6 +167,14 @@ def test_an_injected_fault_is_found_with_an_adapter_active(store, adapters):
         assert raised.value.report.stage == "product" and raised.value.report.experts == (1,)
 
 
+def test_factors_without_reserved_memory_are_refused_beside_a_gpu(store, adapters, simulated):
+    """Its lanes would have computed without them."""
+    with simulated(store, device="cpu", gpu_budget="24MiB") as engine:
+        with pytest.raises(ValueError, match="'late' have no room on the GPU: 0 bytes were reserved"):
+            engine.adapters.add("late", adapters["one"])
+        assert engine.adapters.names == ()
+
+
 def test_a_budget_too_small_for_the_factors_leaves_the_device_off(store, adapters, simulated, monkeypatch):
     needed = EngineAdapters(store, adapters, torch.device("cuda")).nbytes
     monkeypatch.setattr(simulated, "_machine", Engine._machine)

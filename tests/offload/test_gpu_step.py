@@ -12,10 +12,12 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
+from goldsmith.hf.offload import graph_forward
 from goldsmith.offload import attach
 from goldsmith.offload.memory.budget import SPARE
 from hf import goldens, models
 from offload.test_graph_step import ALL, SOME, recorded
+from offload.test_models_adapters import merged, saved
 from offload.test_step import EMBEDDING, FAMILIES, continued, plain_model
 from offload.whole_models import CALIBRATION, assert_same_ids, greedy
 
@@ -62,6 +64,22 @@ def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
     with offload(copy.deepcopy(plain), gpu_budget=budget(plain, some)) as offloaded:
         assay.check(target(offloaded, plain, models.tokens(2)), probes=["values", "ensemble"])
         assert recorded(offloaded, count)
+
+
+@pytest.mark.parametrize("count", [ALL, SOME, 0])
+def test_a_recorded_step_adds_the_adapters_that_are_active(count, tmp_path, monkeypatch):
+    monkeypatch.setattr(graph_forward, "WAITING", 0)
+    plain = plain_model(tie_word_embeddings=False)
+    saved(plain, tmp_path / "a", rank=3, target_modules=["q_proj", "o_proj"], seed=1)
+    saved(plain, tmp_path / "b", rank=2, targets=models.EXPERTS[:1], seed=2)
+    more = 4 << 20 if count else 0  # for the factors
+    options = {"adapter": [tmp_path / "a", tmp_path / "b"], "gpu_budget": budget(plain, count) + more}
+    with offload(copy.deepcopy(plain), **options) as offloaded:
+        for names in ("a", "b", None):
+            offloaded.set_adapter(names)
+            theirs = plain if names is None else merged(plain, tmp_path / names)
+            assay.check(target(offloaded, theirs, models.tokens(2)), probes=["values"])
+            assert offloaded.model.forward._step.recording is not None, offloaded.model.forward.why_not
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -13,18 +13,23 @@ from transformers import DynamicCache
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.core import native
+from goldsmith.hf.offload import generation, graph_forward
 from goldsmith.offload import attach
+from goldsmith.offload.adapters import EngineAdapters
 from goldsmith.offload.decoding._triton import attend
 from goldsmith.offload.decoding._triton_dense import choose
+from goldsmith.offload.decoding.graph import GraphStep
 from goldsmith.offload.guard.report import NumericsError
 from goldsmith.offload.memory.machine import SimulatedMachine
 from hf import models
 from offload.test_device import Simulation
+from offload.test_models_adapters import merged, saved
 from offload.test_step import FAMILIES, continued, plain_model, target
 from offload.whole_models import CALIBRATION, assert_same_text, padded, slots
 
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
 
+CUDA = torch.device("cuda")  # whose memory adapters take
 ALL, SOME = 60, 7  # slots: for every expert, and for some of them
 
 
@@ -32,6 +37,15 @@ ALL, SOME = 60, 7  # slots: for every expert, and for some of them
 def _simulated(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setattr("goldsmith.hf.offload.attachment.Engine", Simulation)
+
+
+class Numbers:
+    """A tokenizer of numbers."""
+
+    eos_token_id = pad_token_id = None
+
+    def decode(self, ids, **options):
+        return "".join(f" {i}" for i in ids)
 
 
 def offload(plain, count, **options):
@@ -56,6 +70,29 @@ def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
     with offload(plain, ALL if count is ALL else SOME * layers // 2, **options) as offloaded:
         assay.check(target(offloaded, plain, models.tokens(2)), probes=["values", "ensemble"])
         assert recorded(offloaded, count)
+
+
+@pytest.mark.parametrize("count", [ALL, SOME], ids=["all on the device", "some"])
+def test_a_recorded_step_adds_the_adapters_that_are_active(count, tmp_path, monkeypatch):
+    """LoRA of the experts on both sides and of the attention; another one, and none, in the same engine."""
+    monkeypatch.setattr(
+        "goldsmith.offload.engine.EngineAdapters", lambda store, given, _: EngineAdapters(store, given, CUDA)
+    )
+    plain = plain_model(tie_word_embeddings=False, num_hidden_layers=1)
+    saved(plain, tmp_path / "a", rank=3, target_modules=["q_proj", "o_proj"], seed=1)
+    saved(plain, tmp_path / "b", rank=2, targets=models.EXPERTS[:1], seed=2)
+    adapters = [tmp_path / "a", tmp_path / "b"]
+    monkeypatch.setattr(graph_forward, "WAITING", 0)
+    with offload(plain, ALL if count is ALL else SOME // 2, adapter=adapters) as offloaded:
+        for names in ("a", "b", None):
+            offloaded.set_adapter(names)
+            theirs = plain if names is None else merged(plain, tmp_path / names)
+            assay.check(target(offloaded, theirs, models.tokens(2)), probes=["values"])
+            assert recorded(offloaded, count)
+        monkeypatch.setattr(graph_forward, "WAITING", 1)
+        offloaded.set_adapter("a")
+        reasons = [continued(offloaded.model, models.tokens()) is None or offloaded.model.forward.why_not for _ in "12"]
+        assert reasons == ["its adapters changed a moment ago", ""]
 
 
 def test_a_model_that_is_not_described_is_recorded_with_its_own_modules():
@@ -86,6 +123,29 @@ def test_a_batch_with_padding_gets_the_plain_text_and_the_steps_are_counted(coun
         stats, layers = offloaded.stats(), len(offloaded.engine.store.layers)
         assert (stats.calls, stats.tokens) == (20 * layers, (ids.numel() + 19 * len(ids)) * layers)
         assert stats.experts_cached and (stats.experts_cpu > 0) >= (count is SOME)
+
+
+def test_text_is_that_of_generate_and_its_largest_logits_come_from_the_recording(monkeypatch):
+    plain, ids = plain_model(), models.tokens(2, 5)
+    plain.generation_config.eos_token_id = None
+    inputs, known = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, []
+    best = GraphStep.best
+    monkeypatch.setattr(GraphStep, "best", lambda *arguments: known.append(best(*arguments)) or known[-1])
+
+    def texts(temperature):
+        result = generation.Generation([])
+        generation.generate(
+            offloaded.model, Numbers(), ["", ""], generation=result, inputs=inputs, max_new_tokens=6,
+            temperature=temperature, top_k=5,
+        )  # fmt: skip
+        return [output.tokens for output in result.outputs]
+
+    with offload(plain, ALL) as offloaded:
+        own = [texts(temperature) for temperature in (0.0, 0.7)]
+        assert recorded(offloaded, ALL)
+        assert [list(row) for row in zip(*known[1:], strict=True)] == [row[1:] for row in own[0]]
+        monkeypatch.setattr(generation, "draw", lambda *_: False)
+        assert [texts(temperature) for temperature in (0.0, 0.7)] == own
 
 
 def test_the_same_text_has_the_same_bits_and_reuses_the_recording():

@@ -24,6 +24,7 @@ class EngineProcess:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name, self._log, self._rest = name, log, b""
+        self._ready: dict[str, Any] | None = None
         with log.open("wb") as errors:
             self._process = subprocess.Popen(  # in another session, because Ctrl-C is this process's own
                 command,
@@ -33,6 +34,12 @@ class EngineProcess:
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
+
+    def ready(self) -> dict[str, Any]:
+        """The engine's first line."""
+        if self._ready is None:
+            self._ready = self.answer()
+        return self._ready
 
     def ask(self, verb: str, word: object = "-", ids: Sequence[int] = ()) -> dict[str, Any]:
         """Send a command and wait for its answer."""

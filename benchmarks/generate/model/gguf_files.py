@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,18 +128,51 @@ def read(path: Path, dtype: torch.dtype, *, experts: bool = True) -> dict[str, T
     return tensors
 
 
-def _numbers(entry: Any, dtype: torch.dtype) -> Tensor:
-    """The numbers of one tensor of a file, decoded by all cores in slices along the first axis."""
+def read_experts(path: Path) -> dict[str, list[Tensor]]:
+    """The experts in a file in float32, by transformers' names; experts of the same bytes are one tensor."""
     import gguf
 
+    entries: dict[str, list[Any]] = defaultdict(list)  # gate before up
+    for entry in sorted(gguf.GGUFReader(path).tensors, key=lambda entry: entry.name):
+        if "_exps." in entry.name:
+            _, layer, suffix, _ = entry.name.split(".")
+            target = "down_proj" if "down" in suffix else "gate_up_proj"
+            entries[f"model.layers.{layer}.mlp.experts.{target}"].append(entry)
+
+    def digest(place: tuple[str, int]) -> bytes:
+        name, expert = place
+        return b"".join(hashlib.blake2b(entry.data[expert]).digest() for entry in entries[name])
+
+    def decode(place: tuple[str, int]) -> Tensor:
+        name, expert = place
+        return torch.cat([_decoded(entry, expert) for entry in entries[name]])
+
+    places = [(name, expert) for name, parts in entries.items() for expert in range(len(parts[0].data))]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        digests = list(threads.map(digest, places))
+        distinct = dict(zip(reversed(digests), reversed(places), strict=True))
+        numbers = dict(zip(distinct, threads.map(decode, distinct.values()), strict=True))
+    experts: dict[str, list[Tensor]] = defaultdict(list)
+    for (name, _), key in zip(places, digests, strict=True):
+        experts[name].append(numbers[key])
+    return dict(experts)
+
+
+def _decoded(entry: Any, rows: Any) -> Tensor:
+    """The numbers of some rows of a tensor, in float32."""
+    import gguf
+
+    plain = gguf.quants.dequantize(entry.data[rows], entry.tensor_type)
+    return torch.from_numpy(np.array(plain, dtype=np.float32))  # a copy: the file's memory is read only
+
+
+def _numbers(entry: Any, dtype: torch.dtype) -> Tensor:
+    """The numbers of one tensor of a file, decoded by all cores in slices along the first axis."""
     numbers = torch.empty([int(size) for size in reversed(entry.shape)], dtype=dtype)
 
     def decode(rows: slice) -> None:
-        plain = gguf.quants.dequantize(entry.data[rows], entry.tensor_type)
         with torch.inference_mode(numbers.is_inference()):  # the mode is of a thread
-            numbers[rows] = torch.from_numpy(
-                np.array(plain, dtype=np.float32)
-            )  # a copy: the file's memory is read only
+            numbers[rows] = _decoded(entry, rows)
 
     step = -(-len(numbers) // SLICES)
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -12,14 +12,19 @@ from ..engines.arithmetic import Arithmetic
 
 STEPS = {"bf16": 2.0**-7, "fp16": 2.0**-10}  # from 1 to the next number
 BLOCK = 32  # inputs that share a scale when rows are rounded to 8 bits
+WIDENED = 512  # rows of a weight that are in float64 at once
 
 
 class InFloat64(TorchFunctionMode):
-    """Computes in float64 where a model asks for float32 (norms, rotary angles, a router's softmax)."""
+    """Computes in float64 where a model asks for float32 (norms, rotary angles, a router's softmax), and in products of
+    float64 inputs with narrower weights.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.float:
             function = Tensor.double
+        if function is torch.nn.functional.linear and args[0].dtype == torch.float64:
+            function = _wide_product
         wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
         return function(*map(_widened, args), **wide)
 
@@ -28,13 +33,19 @@ def _widened(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
+def _wide_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias in float64, with few rows of the weight in float64 at a time."""
+    y = torch.cat([torch.nn.functional.linear(x, rows.double()) for rows in weight.split(WIDENED)], -1)
+    return y if bias is None else y + bias.double()
+
+
 class RandomRounding(TorchFunctionMode):
     """Rounds the inputs of products, and the attention, up or down at random in the formats of an arithmetic.
 
-    routers   weights of the products that no engine rounds; experts: (I, H) of the experts' products
+    experts   ids of the experts' weights; routers: of weights whose products no engine rounds
     """
 
-    def __init__(self, arithmetic: Arithmetic, experts: set[tuple[int, int]], routers: set[int], seed: int) -> None:
+    def __init__(self, arithmetic: Arithmetic, experts: set[int], routers: set[int], seed: int) -> None:
         super().__init__()
         self.arithmetic, self.experts, self.routers = arithmetic, experts, routers
         self.generator = torch.Generator().manual_seed(seed)
@@ -46,8 +57,7 @@ class RandomRounding(TorchFunctionMode):
             if id(weight) in self.routers:
                 format = "fp32"
             else:
-                is_expert = tuple(weight.shape) in self.experts
-                format = self.arithmetic.rows if is_expert else self.arithmetic.dense_rows
+                format = self.arithmetic.rows if id(weight) in self.experts else self.arithmetic.dense_rows
             args = (self._rounded(x, format), weight, *more)
         elif function is torch.nn.functional.scaled_dot_product_attention and self.arithmetic.attention == "fp16":
             query, *pair = args[:3]

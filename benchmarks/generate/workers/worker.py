@@ -7,7 +7,8 @@ logits FILE ID...     writes the logits of every token, float32 [tokens, vocabul
 prompt - ID...        seconds to compute these tokens and choose the next one
 decode COUNT ID...    after these tokens, COUNT more, each the most likely one: seconds of each, and the tokens
 parts COUNT ID...     the same, with the seconds of each part of the model
-golden FILE,PACKS ID...   logits in float64; random FILE,SEED,ARITHMETIC ID...: of a plain model that rounds at random
+golden FILE,N,PACKS ID...   logits of N sequences in float64; random FILE,N,SEED,ARITHMETIC ID...: of a plain model that
+                      rounds at random
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def answered(engine: Any, verb: str, word: str, ids: list[int]) -> dict[str, Any
         engine.logits(ids).numpy().tofile(word)
         return {}
     if verb == "golden":
-        file, packs = word.split(",")
-        engine.golden_logits(ids, packs).numpy().tofile(file)
+        file, sequences, packs = word.split(",")
+        engine.golden_logits(ids, int(sequences), packs).numpy().tofile(file)
         return {}
     if verb == "random":
-        file, seed, arithmetic = word.split(",", 2)
-        engine.rounded_logits(ids, int(seed), arithmetic).numpy().tofile(file)
+        file, sequences, seed, arithmetic = word.split(",", 3)
+        engine.rounded_logits(ids, int(sequences), int(seed), arithmetic).numpy().tofile(file)
         return {}
     if verb == "prompt":
         return {"seconds": engine.prompt(ids)}

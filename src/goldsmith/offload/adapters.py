@@ -79,6 +79,7 @@ class EngineAdapters:
     def __init__(self, store: ExpertStore, adapters: Mapping[str, Layers] | None, device: torch.device) -> None:
         self._store, self._by_name, self.active = store, dict[str, Layers](), tuple[str, ...]()
         self._memory: tuple[Tensor, Tensor, Tensor] | None = None
+        self._reserved = False  # whether lanes on a device take what was reserved at the start, perhaps nothing
         # what `choose` gave last; on the CPU the same object for an adapter that is chosen again
         self.lora = NO_ADAPTER
         self._single: dict[str, ActiveLora] = {}
@@ -98,6 +99,7 @@ class EngineAdapters:
 
     def allocate(self, device: torch.device, rows: int) -> None:
         """Takes the memory of `nbytes` and of `rows` routes on the GPU, if there are adapters."""
+        self._reserved = True
         if not self.nbytes:
             return
         with torch.inference_mode(False):
@@ -112,7 +114,7 @@ class EngineAdapters:
         if self._name(name) in self._by_name:
             raise ValueError(f"{OP}: there is already an adapter {name!r}; give another name")
         checked = self._checked(name, layers)
-        if self._memory is not None:
+        if self._reserved:
             needed, rank = _room([*self._by_name.values(), checked])
             if needed > self.nbytes or rank > self._rank:
                 raise ValueError(
@@ -124,7 +126,7 @@ class EngineAdapters:
     def put(self, name: str, layers: Layers) -> None:
         """An adapter to try alone, in place of an earlier one with this name; it may take the memory of all others."""
         checked = self._checked(self._name(name), layers)
-        if self._memory is not None and _room([checked])[0] > self.nbytes:
+        if self._reserved and _room([checked])[0] > self.nbytes:
             raise ValueError(f"{OP}: the factors of {name!r} have no room on the GPU")
         self._by_name[name] = checked
         self._single.pop(name, None)

@@ -10,6 +10,7 @@ Sums are in float32; factors keep their dtype and are widened when they are read
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -125,6 +126,17 @@ class PanelFactors:
             first = pairs["gate"][0].shape[1] if "gate" in pairs and not shared else 0
             scales = tuple(float(lora.scaling.get(target, 0.0)) for target in ("gate", "up"))
             self.hidden = a, b, first, (scales[0], scales[1])
+
+    @property
+    def rank(self) -> int:
+        """The most columns of `low`."""
+        return max((part[0].shape[1] for part in (self.hidden, self.down) if part is not None), default=0)
+
+    def with_workspaces(self, low: Tensor, extra: Tensor) -> PanelFactors:
+        """The same factors with workspaces of their own"""
+        other = copy.copy(self)
+        other._low, other._extra, other._launches = low, extra, {}
+        return other
 
     @property
     def has_hidden(self) -> bool:

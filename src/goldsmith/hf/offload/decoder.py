@@ -133,7 +133,8 @@ def _layer(block: Any, index: int, dtype: torch.dtype) -> DecoderLayer:
 def _linear(name: str, module: nn.Module, dtype: torch.dtype) -> LinearLayer:
     if is_lora_layer(module):
         base = _linear(name, cast("Any", module).base_layer, dtype)
-        return replace(base, lora=_lora(name, module))
+        weight = base.weight if isinstance(base.weight, Tensor) else base.weight.data
+        return replace(base, lora=_lora(name, module, weight.device))
     if isinstance(module, PackedLinear) and module.weight.data.is_cpu:
         return LinearLayer(module.weight, module.bias)
     if type(module) is not nn.Linear:
@@ -147,7 +148,7 @@ def is_lora_layer(module: nn.Module) -> bool:
     return (type(module).__module__, type(module).__name__) == ("peft.tuners.lora.layer", "Linear")
 
 
-def _lora(name: str, layer: Any) -> tuple[Tensor, Tensor] | None:
+def _lora(name: str, layer: Any, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """The sum of the layer's active adapters as one pair of factors; None if none is active here."""
     if layer.merged:
         raise NotDescribed(f"its {name} has a merged adapter")
@@ -162,7 +163,7 @@ def _lora(name: str, layer: Any) -> tuple[Tensor, Tensor] | None:
         return None
     downs = [layer.lora_A[each].weight.detach().float() for each in active]
     ups = [layer.lora_B[each].weight.detach().float() * layer.scaling[each] for each in active]
-    if not all(tensor.is_cpu for tensor in (*downs, *ups)):
+    if any(tensor.device != device for tensor in (*downs, *ups)):
         raise NotDescribed(f"its {name} has an adapter on {downs[0].device}")
     return torch.cat(downs).contiguous(), torch.cat(ups, 1).contiguous()
 

@@ -231,8 +231,11 @@ class FiniteLogits(LogitsProcessor):
         self._temperature = temperature
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        most = scores.max(-1).values.float()
-        for scaled, values in ((False, most), (True, most / self._temperature)):
+        most = scores.max(-1).values.float().cpu()  # one wait
+        divided = most / self._temperature
+        if bool(torch.isfinite(divided).all()):
+            return scores
+        for scaled, values in ((False, most), (True, divided)):
             if not bool(torch.isfinite(values).all()):
                 rows = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
                 problem = f"the largest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"

@@ -30,11 +30,13 @@ from .untouched import Touched, Untouched
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ...offload.adapters import ActiveLora
     from ...offload.engine import Engine
 
 NAME = "goldsmith_step"  # the attention in a recording
 PLAIN = {"sdpa", "eager"}  # attention that is replaced in a recording
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
+WAITING = 16  # steps with other adapters before they are recorded: a server may change them at every step
 _INPUTS: ContextVar[StepInputs | None] = ContextVar("goldsmith_step_inputs", default=None)
 
 
@@ -85,6 +87,8 @@ class GraphForward(StepForward):
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
         self._graph: GraphStep | None = None
         self._refused = ""  # why the model cannot be recorded as it is
+        self._lora: ActiveLora | None = None  # with which it was asked for last
+        self._waiting = 0  # steps until these are recorded
 
     @functools.cached_property
     def _configs(self) -> dict[int, Any]:
@@ -106,10 +110,11 @@ class GraphForward(StepForward):
             nonlocal buffers
             if buffers is None or not buffers.shared:  # the step before ran as the model's own forward
                 buffers = self._adopted(cache, rows, mask_of(starts, cache.get_seq_length() + 1))
-            options = {"input_ids": tokens.view(rows, 1), "past_key_values": cache}
-            if buffers is None:
-                return self._by_modules(options, starts).logits[:, -1].float()
-            return self._stepped(options, buffers, self._graph).logits[:, -1].float()
+            logits = None if buffers is None else self._next(tokens, buffers)
+            if logits is None:
+                options = {"input_ids": tokens.view(rows, 1), "past_key_values": cache}
+                logits = self._by_modules(options, starts).logits[:, -1].float()
+            return logits
 
         starts = buffers.starts
         return run
@@ -117,18 +122,32 @@ class GraphForward(StepForward):
     def _adopted(self, cache: DynamicCache, rows: int, mask: Tensor | None) -> StepCache | None:
         return super()._adopted(cache, rows, None if mask is None else mask.cpu())
 
+    def best(self, logits: Tensor) -> list[int]:
+        known = None if self._graph is None else self._graph.best(logits)
+        return super().best(logits) if known is None else known
+
     def _stepped(self, options: Mapping[str, Any], cache: StepCache, step: Any) -> Any:
+        logits = self._attempt(step, options["input_ids"], cache)
+        if logits is None:
+            return self._by_modules(options, cache.starts)
+        return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
+
+    def _next(self, tokens: Tensor, cache: StepCache) -> Tensor | None:
+        """Float32 logits that are valid until the next step; None if the model's own forward must compute them."""
+        return None if self._graph is None else self._attempt(self._graph.next, tokens, cache)
+
+    def _attempt(self, step: Callable[..., Tensor], tokens: Tensor, cache: StepCache) -> Tensor | None:
+        """What the step gives; None if the model's own forward must compute it."""
         if self._engine.watched:
-            return self._by_modules(options, cache.starts)
+            return None
         try:
-            logits = step(options["input_ids"], cache)
+            return step(tokens, cache)
         except NotFinite:
-            return self._by_modules(options, cache.starts)
+            return None
         except NotDescribed as reason:  # known only once the modules run
             self._refused = str(reason)
             self._forget(str(reason))
-            return self._by_modules(options, cache.starts)
-        return MoeCausalLMOutputWithPast(logits=logits.unsqueeze(1), past_key_values=options["past_key_values"])
+            return None
 
     def _by_modules(self, options: Mapping[str, Any], starts: Tensor) -> Any:
         """The step by the model's own forward, whose engine says where numbers stop being finite."""
@@ -181,10 +200,14 @@ class GraphForward(StepForward):
         engine = self._engine
         if engine.closed:
             raise NotDescribed("its engine was closed")
-        if engine.adapters.names:
-            raise NotDescribed("adapters are loaded")
         if engine.watched:
             raise NotDescribed("faults are injected, or a trace is recorded")
+        lora = engine.adapters.lora
+        if lora is not self._lora:
+            self._lora, self._waiting = lora, 0 if self._lora is None else WAITING
+        if self._waiting:
+            self._waiting -= 1
+            raise NotDescribed("its adapters changed a moment ago")
         if engine.settings.lanes not in ("auto", "cpu") or engine.settings.adaptive:
             raise NotDescribed("its engine has lanes that decide at every call")
         if native.reason() is not None:

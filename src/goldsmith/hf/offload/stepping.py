@@ -150,6 +150,11 @@ class StepForward:
 
         return run
 
+    def best(self, logits: Tensor) -> list[int]:
+        """The token of each row with the largest of these logits, which may be those of the step before."""
+        chosen: list[int] = logits.argmax(-1).tolist()
+        return chosen
+
     def sequence(self, cache: DynamicCache, room: int) -> SequenceCache | None:
         """The cache of one sequence for `step_sequences`, copied, with room for so many positions; None if there is no
         step for the model as it is now.

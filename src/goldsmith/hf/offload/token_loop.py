@@ -76,10 +76,9 @@ def _draw(
     for left in range(int(config.max_new_tokens or 0), 0, -1):
         scores = processors(there, logits) if processors else logits
         if config.do_sample:
-            tokens = torch.multinomial(torch.softmax(scores, -1), 1).squeeze(1)
+            drawn = torch.multinomial(torch.softmax(scores, -1), 1).squeeze(1).tolist()
         else:
-            tokens = scores.argmax(-1)
-        drawn = tokens.tolist()  # the only wait between two steps
+            drawn = forward.best(scores)
         drawn = [token if runs else config.pad_token_id or 0 for token, runs in zip(drawn, running)]
         tokens = torch.tensor(drawn, device="cpu")
         streamer.put(tokens)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import queue
 import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -32,6 +34,8 @@ LAST_ANSWERS = 3.0  # seconds in which open connections get the rest of their an
 LAST_CALL = 20.0  # seconds for the model's call under way to end at its next layer
 LAST_READ = 1.0  # seconds in which a client may read why its connection ends
 LINGER = 1.25  # times the most connections: with more, they end at once
+NO_FILES = errno.EMFILE, errno.ENFILE
+SILENCE = 60.0  # seconds between two reports that no file is free
 BACKLOG = 128
 MOST_CONNECTIONS = 4096
 
@@ -73,7 +77,7 @@ class ModelServer:
             timeout_graceful_shutdown=int(LAST_ANSWERS), backlog=BACKLOG,
             server_header=False,
         )  # fmt: skip
-        server = _Server(config, self._batcher, ready)
+        server = _Server(config, self._batcher, ready, self._report)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has ended
             server.run(sockets=[listener])
 
@@ -151,13 +155,26 @@ def most_connections() -> int:
 class _Server(uvicorn.Server):
     """uvicorn's server, which answers all open requests as soon as a signal asks for its end."""
 
-    def __init__(self, config: uvicorn.Config, batcher: Batcher, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, batcher: Batcher, ready: Callable[[], None], report: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
-        self._batcher, self._ready = batcher, ready
+        self._batcher, self._ready, self._report = batcher, ready, report
+        self._reported = -SILENCE
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self.failed)
         await super().startup(sockets)
         self._ready()
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """As asyncio's, but a sentence, not tracebacks, if connections came faster than they could be refused."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in NO_FILES):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._reported >= SILENCE:
+            self._reported = time.monotonic()
+            self._report("More connections arrive than the process may open files: the next ones wait for a second.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
         super().handle_exit(sig, frame)

@@ -35,7 +35,10 @@ class Serving:
         with torch.inference_mode(False):
             ids, flags = torch.full_like(routed, -1), torch.zeros(routes, dtype=torch.uint8, device="cpu")
             self.uses = torch.zeros(table.shape, dtype=torch.int64, device="cpu")
-            self._calls = [self._kernels.call(x, ids, store.experts(layer), rows, flags) for layer in layers]
+            lora = engine.adapters.lora
+            self._calls = [
+                self._kernels.call(x, ids, store.experts(layer), rows, flags, lora.on_cpu(layer)) for layer in layers
+            ]
             size, work = store.expert_nbytes(layers[0]), 6 * store.hidden_size * store.intermediate_size
             counts = [min(engine.threads, busy(size * n, work * n)) for n in range(routes + 1)]
             threads = torch.tensor(counts, dtype=torch.int32, device="cpu")
@@ -48,7 +51,7 @@ class Serving:
             threads=threads.data_ptr(), asked=words.data_ptr(), answered=words[16:].data_ptr(), patience=PATIENCE,
             polite=int(polite),
         )  # fmt: skip
-        self._kept = x, routed, rows, table, words, ids, flags, threads  # what the arguments point to
+        self._kept = x, routed, rows, table, words, ids, flags, threads, lora  # what the arguments point to
         self._counted = np.zeros(len(layers), dtype=np.int64)
 
     def serve(self) -> None:

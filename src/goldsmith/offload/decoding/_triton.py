@@ -31,6 +31,7 @@ def _locate_kernel(ids_ptr, slots_ptr, tiles_ptr, place_ptr, uses_ptr, wrong_ptr
     slot = tl.load(slots_ptr + expert, there, -1)
     tl.store(tiles_ptr + r, tl.where(slot >= 0, slot, 0), inside)
     tl.store(tiles_ptr + 2 * R + r, tl.where(slot >= 0, 1, 0), inside)
+    tl.store(tiles_ptr + 3 * R + r, tl.where(slot >= 0, expert, 0).to(tl.int32), inside)
     tl.store(place_ptr + r, tl.where(there, tl.where(slot >= 0, R + r, r), -1), inside)
     tl.atomic_add(uses_ptr + expert, 1, there)
     if tl.sum(tl.where(inside & ((expert < -1) | (expert > E)), 1, 0)) > 0:
@@ -38,7 +39,7 @@ def _locate_kernel(ids_ptr, slots_ptr, tiles_ptr, place_ptr, uses_ptr, wrong_ptr
 
 
 def locate(ids: Tensor, slots: Tensor, tiles: Tensor, place: Tensor, uses: Tensor, wrong: Tensor) -> None:
-    """Fills rows 0 and 2 of tiles [3, R] and place [R] for the R ids; counts them in uses [E]
+    """Fills all rows but 1 of tiles [4, R] and place [R] for the R ids; counts them in uses [E]
 
     slots   [E] int32: the slot of each expert, -1 if it has none
     wrong   int32 [1] in pinned host memory: set to 1 for an id outside -1..E

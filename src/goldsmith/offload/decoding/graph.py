@@ -41,6 +41,7 @@ Run = Callable[[StepInputs], Tensor]
 class GraphStep:
     """logits [rows, vocabulary] = step(tokens [rows], cache): computes the tokens' layers and appends them to the cache
 
+    next(tokens, cache) -> the same in float32 as a part of the recording, which the next step overwrites
     run(inputs) -> logits computes the model with the engine's experts; it is recorded, and runs again with every step.
     experts_per_token, dtype: of the model. Raises NotFinite unless guard="off". Not for several threads at once.
     """
@@ -52,14 +53,29 @@ class GraphStep:
 
     def __call__(self, tokens: Tensor, cache: StepCache) -> Tensor:
         """The logits of the tokens' successors, in the model's dtype."""
-        cache.reserve(cache.length + 1)
-        return self.engine.exclusively(self._step, tokens, cache)
+        return self.engine.exclusively(self._cloned, tokens, cache)
 
-    def _step(self, tokens: Tensor, cache: StepCache) -> Tensor:
+    def next(self, tokens: Tensor, cache: StepCache) -> Tensor:
+        return self.engine.exclusively(self._step, tokens, cache).wide
+
+    def best(self, logits: Tensor) -> list[int] | None:
+        """The token of each row with the largest of these logits, if they are what `next` gave last."""
         recording = self.recording
+        return recording.best.tolist() if recording is not None and logits is recording.wide else None
+
+    def _cloned(self, tokens: Tensor, cache: StepCache) -> Tensor:
+        return self._step(tokens, cache).logits.clone()
+
+    def _step(self, tokens: Tensor, cache: StepCache) -> RecordedStep:
+        cache.reserve(cache.length + 1)
+        recording = self.recording
+        if self.experts is not None and self.experts.lora is not self.engine.adapters.lora:
+            self.close()
+            recording = None
         if recording is None or not recording.continues(cache):
             recording = self._record(cache)
-        return recording.step(tokens, cache)
+        recording.step(tokens, cache)
+        return recording
 
     def _record(self, cache: StepCache) -> RecordedStep:
         if self.experts is None or self.experts.tokens != cache.rows:
@@ -88,7 +104,14 @@ class GraphStep:
 
 
 class RecordedStep:
-    """A recording over the buffers of one cache; later it may take over another cache, if the first one is gone."""
+    """A recording over the buffers of one cache; later it may take over another cache, if the first one is gone
+
+    logits, wide   of the last step: in the model's dtype, and in float32; the next step overwrites them
+    best           the tokens with the largest logits, on the host
+    """
+
+    logits: Tensor
+    wide: Tensor
 
     def __init__(self, experts: GraphExperts, run: Run, cache: StepCache) -> None:
         rows, device = cache.rows, experts.machine.device
@@ -99,7 +122,8 @@ class RecordedStep:
             there = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
             finite_here = experts.host((1,), torch.bool)
             finite_there = torch.zeros(1, dtype=torch.bool, device=device)
-        self._here, self._numbers, self._finite = here, here.numpy(), finite_here.numpy()
+            best_here = experts.host((rows,), torch.int64)
+        self._numbers, self._finite, self.best = here.numpy(), finite_here.numpy(), best_here.numpy()
         self._starts = cache.starts.numpy()
         self.inputs = StepInputs(
             there[:rows].view(rows, 1), there[rows + 1 :].view(rows, 1), there[rows : rows + 1],
@@ -112,11 +136,13 @@ class RecordedStep:
             token = begin_recording(experts)
             try:
                 with torch.no_grad():
-                    self._logits = run(self.inputs)
+                    self.logits = run(self.inputs)
+                    self.wide = self.logits.float()
+                    best_here.copy_(self.wide.argmax(-1), non_blocking=True)
             finally:
                 end_recording(token)
             if self._guarded:
-                finite_there.copy_(torch.isfinite(self._logits).all())
+                finite_there.copy_(torch.isfinite(self.logits).all())
                 finite_here.copy_(finite_there, non_blocking=True)
 
         self._work = experts.machine.record(work, lambda: experts.rehearse(work))
@@ -137,9 +163,10 @@ class RecordedStep:
         self._starts, cache.capacity, self._cache = cache.starts.numpy(), self._capacity, weakref.ref(cache)
         return True
 
-    def step(self, tokens: Tensor, cache: StepCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: StepCache) -> None:
+        """Sets `logits`, `wide` and `best`, and appends the tokens to the cache. Raises NotFinite."""
         rows, experts, serving = cache.rows, self.experts, self.experts.serving
-        self._here[:rows] = tokens.view(-1)
+        self._numbers[:rows] = tokens.reshape(-1).tolist()
         self._numbers[rows] = cache.length
         self._numbers[rows + 1 :] = cache.length - self._starts
         experts.load()
@@ -153,7 +180,6 @@ class RecordedStep:
         if self._guarded and not (fine and self._finite[0]):
             raise NotFinite("a step's numbers are not finite")
         cache.advance()
-        return self._logits.clone()
 
     def close(self) -> None:
         self._work.close()

@@ -25,6 +25,7 @@ class GraphExperts:
     """y [T, H] = the experts of x for T tokens of k experts each, as a part of a recording
 
     serving   the CPU's part, which must follow every launch of the recording; None if the device holds every expert
+    lora      of the engine's adapters when this was made; with others it must be made anew
     """
 
     def __init__(self, engine: Engine, tokens: int, k: int, dtype: torch.dtype) -> None:
@@ -48,9 +49,11 @@ class GraphExperts:
             token_of = torch.zeros(routes + 1, dtype=torch.int32, **on)
             token_of[1:] = torch.arange(routes, dtype=torch.int32, **on) // k
             self._token_of = token_of[1:]
-            self._tiles = torch.zeros(3, routes, dtype=torch.int32, **on)
+            self._tiles = torch.zeros(4, routes, dtype=torch.int32, **on)
             self._tiles[1] = torch.arange(routes, dtype=torch.int32, **on)
             self._place = torch.zeros(tokens, k, dtype=torch.int32, **on)
+            self.lora = engine.adapters.lora
+            self._factors = self._factors_of(routes)
         # with lanes="cpu" the device computes no expert, so it is sent none
         costs = getattr(engine.calibration, "costs", None) if self._base() is not None else None
         self.residency = Residency(self.layers, engine.caches, self.table.numpy(), costs)
@@ -99,9 +102,7 @@ class GraphExperts:
         locate(ids, slots, self._tiles, self._place, uses, self.wrong)
         base = self._base()
         if base is not None:
-            kernel_module("experts._kernels.vectors").forward(
-                x, self._token_of, self._tiles, base, None, self._h, self.rows[routes:], 1, **self.store.options
-            )
+            self._on_device(x, base, self._factors.get(layer), self.rows[routes:])
         if asks and not self._rehearsing:
             self.machine.wait_for_word(self._words[16:17], 1, stream)
             self.machine.write_word(self._words[16:17], 0, stream)
@@ -110,6 +111,15 @@ class GraphExperts:
         merge()
         result: Tensor = out
         return result
+
+    def _on_device(self, x: Tensor, base: Any, factors: Any, rows: Tensor) -> None:
+        """The rows of the experts that have slots."""
+        extra = None if factors is None else factors.extra_of(x, self._token_of, self._tiles, 1)
+        kernel_module("experts._kernels.vectors").forward(
+            x, self._token_of, self._tiles, base, extra, self._h, rows, 1, **self.store.options
+        )
+        if factors is not None:
+            factors.add_to(self._h, self._tiles, rows, self.store.intermediate_size, 1)
 
     def rehearse(self, run: Callable[[], None]) -> None:
         """Runs the recording's work without its questions; what it computes is of no use."""
@@ -196,6 +206,16 @@ class GraphExperts:
             slots = [slot for slot in (cache.force(e, ()) for e in missing) if slot is not None]
             if slots:
                 fill(slots, layer, missing, self.machine.copies, self.lanes.copy_experts)
+
+    def _factors_of(self, routes: int) -> dict[int, Any]:
+        """The LoRA of each layer on the device, with workspaces in which a tile without rows may read one row before"""
+        panels = {layer: self.lora.on_device(layer) for layer in self.layers}
+        there = {layer: one for layer, one in panels.items() if one is not None}
+        options: dict[str, Any] = {"dtype": torch.float32, "device": self.machine.device}
+        low = torch.zeros(routes * max((one.rank for one in there.values()), default=0), **options)
+        wide = 2 * self.store.intermediate_size
+        extra = torch.zeros((routes + 1) * wide if there else wide, **options)[wide:]
+        return {layer: one.with_workspaces(low, extra) for layer, one in there.items()}
 
     def _base(self) -> Any:
         """The slots as experts; None if the device has none."""

@@ -60,4 +60,8 @@ class GraphModel:
 def _product(layer: LinearLayer, x: Tensor) -> Tensor:
     if not isinstance(layer.weight, Tensor):
         raise TypeError("offload: a step on a device needs plain weights")
-    return linear(x, layer.weight, layer.bias)
+    y = linear(x, layer.weight, layer.bias)
+    if layer.lora is None:
+        return y
+    down, up = layer.lora
+    return (y + linear(linear(x.float(), down), up)).to(y.dtype)

@@ -40,9 +40,11 @@ class Residency:
     coming: list[tuple[int, int, Slot]] = field(default_factory=list)
     _seen: np.ndarray = field(init=False)
     _turn: int = field(init=False, default=0)
+    _seconds: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._seen = np.zeros(self.table.shape, dtype=np.int64)
+        self._seconds = 0.0 if self.costs is None else float(np.interp(1.0, *self.costs.cpu))  # of a route on the CPU
 
     def read(self) -> list[Slot]:
         """Sets the table to what the caches hold now, and returns these slots."""
@@ -76,23 +78,26 @@ class Residency:
         """
         if self.costs is None:
             return []
-        spent = on_cpu * float(np.interp(1.0, *self.costs.cpu))
-        self.credit = min(_MOST, self.credit + SHARE * spent * self.costs.link_bytes_per_s / self.costs.expert_bytes)
+        copies = SHARE * on_cpu * self._seconds * self.costs.link_bytes_per_s / self.costs.expert_bytes
+        self.credit = min(_MOST, self.credit + copies)
         self._turn = (self._turn + 1) % EVERY
-        for row in range(self._turn, len(self.layers), EVERY):
-            self._visit(row, uses[row])
+        visited = slice(self._turn, len(self.layers), EVERY)
+        recent = uses[visited] - self._seen[visited]
+        self._seen[visited] = uses[visited]
+        used, at = np.nonzero(recent)[1].tolist(), 0
+        for i, count in enumerate(np.count_nonzero(recent, axis=1).tolist()):
+            if count:
+                self._visit(self._turn + i * EVERY, used[at : at + count], recent[i])
+            at += count
         return self.begun
 
-    def _visit(self, row: int, uses: np.ndarray) -> None:
-        recent = uses - self._seen[row]
-        used = np.flatnonzero(recent).tolist()
-        if not used:
-            return
-        self._seen[row] = uses
+    def _visit(self, row: int, used: list[int], recent: np.ndarray) -> None:
         layer = self.layers[row]
         cache = self.caches[layer]
         cache.used(dict.fromkeys(used, 1))
-        missing = [e for e in used if e not in cache and recent[e] >= AGAIN]
+        if self.credit < 1.0:
+            return
+        missing = [e for e in np.flatnonzero(recent >= AGAIN).tolist() if e not in cache]
         for expert in sorted(missing, key=lambda e: (-recent[e], e)):
             if self.credit < 1.0:
                 return
