@@ -111,5 +111,6 @@ def stream_gradient(
         x.stride(0), x.stride(1), stride(u, 0), stride(grad, 0), stride(grad, 1), T, D, N, dm.shape[2],
         planes.shape[0], planes.shape[0], u is not None, grad is not None, h_res is not None, orientation == "out_in",
         D % (STEPS * block_d) == 0, BLOCK_T[N], block_d, STEPS, num_warps=4,
+        rows=D | x.stride(0) | x.stride(1) | stride(u, 0) | stride(grad, 0) | stride(grad, 1),
     )  # fmt: skip
     return dx
