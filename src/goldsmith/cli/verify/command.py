@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..workers.messages import CheckRequest, ListRequest
     from .checks import Check
 
+LARGE = 3.0  # estimated seconds of a case that comes before its group's others
 WORTH_A_WORKER = 10.0  # estimated seconds of cases for which another worker starts CUDA
 INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
 
@@ -246,17 +247,17 @@ def _group(job: CheckRequest) -> tuple[int, str]:
 
 
 def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
-    """The costliest groups first, each from its costliest jobs on: a long job begun last would run alone at the end.
+    """The costliest groups first, each from its large cases on: a long job begun last would run alone at the end.
 
-    Jobs of about one cost come in an order of their group's own. Operators of one family have the same cases and share
-    kernels; two workers that went through them in step would compile each of these kernels at the same time.
+    The other jobs come in an order of their group's own. Operators of one family have the same cases and share kernels;
+    workers that went through them in step would wait for each other's compiles (see ../workers/shared_compiles.py).
     """
     costs: dict[tuple[int, str], float] = {}
     for job in jobs:
         costs[_group(job)] = costs.get(_group(job), 0.0) + job["cost"]
     shuffled = {group: random.Random(str(group)) for group in costs}
     return sorted(
-        jobs, key=lambda job: (-costs[_group(job)], _group(job), -round(job["cost"]), shuffled[_group(job)].random())
+        jobs, key=lambda job: (-costs[_group(job)], _group(job), job["cost"] < LARGE, shuffled[_group(job)].random())
     )
 
 

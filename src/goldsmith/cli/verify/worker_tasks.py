@@ -22,6 +22,7 @@ from ..placement import device_of, place
 from ..targets import ResolvedName, find, op_target
 from ..user_targets import UnknownName, load_targets, missing_module
 from ..workers.candidates import add_replaced, in_its_own_process
+from ..workers.shared_compiles import share_compiles
 from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class VerifyTasks:
     def check(self, request: CheckRequest) -> CheckReply:
         """Check one case on one backend: a report, or the reason why it cannot run."""
         device, dtype = request["device"], getattr(torch, request["dtype"])
+        if device.startswith("cuda") and request["backend"] == "triton":
+            share_compiles()
         try:
             if request.get("ranks") is not None:
                 report = self.ranks.check(request)

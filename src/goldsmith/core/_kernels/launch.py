@@ -21,7 +21,28 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def run(kernel: triton.JITFunction, grid: tuple[int, ...], *args: object, **meta: object) -> None:
-    """Launch, unless the grid is empty, which CUDA refuses."""
+def run(kernel: triton.JITFunction, grid: tuple[int, ...], *args: object, rows: int = 0, **meta: object) -> None:
+    """Launch, unless the grid is empty, which CUDA refuses.
+
+    rows    the bitwise or of the lengths and strides of the rows that the kernel reads or writes. Unless 16 divides all
+            of them, rows are read one number at a time whatever else is known. So one kernel is compiled for all such
+            sizes; Triton would compile one for each set of sizes and pointers that are 1 or multiples of 16.
+    """
     if 0 not in grid:
-        kernel[grid](*args, **meta)
+        (for_any_sizes(kernel) if rows % 16 else kernel)[grid](*args, **meta)
+
+
+# by the id of the kernel, whose own hash takes 1 us; the kernel is kept, so that no other gets its id
+_FOR_ANY_SIZES: dict[int, tuple[triton.JITFunction, triton.JITFunction]] = {}
+
+
+def for_any_sizes(kernel: triton.JITFunction) -> triton.JITFunction:
+    """The kernel compiled without knowledge of its arguments, except their types and the constants."""
+    known = _FOR_ANY_SIZES.get(id(kernel))
+    if known is None:
+        general = kernel
+        if isinstance(kernel, triton.JITFunction):  # not in the interpreter, which compiles nothing
+            names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
+            general = triton.jit(kernel.fn, do_not_specialize=names, do_not_specialize_on_alignment=names)
+        known = _FOR_ANY_SIZES[id(kernel)] = kernel, general
+    return known[1]

@@ -58,7 +58,7 @@ def phi_planes(phi: Tensor, gamma: Tensor | None, rows: int, count: int) -> Tens
     run(
         _phi_planes_kernel, (cdiv(K, BLOCK), rows // ROWS),
         phi, phi if gamma is None else gamma, planes, M, K, gamma is not None, planes.shape[0], INTERPRET, ROWS, BLOCK,
-        num_warps=4,
+        num_warps=4, rows=K,
     )  # fmt: skip
     return planes
 

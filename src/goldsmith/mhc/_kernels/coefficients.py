@@ -32,12 +32,12 @@ def gather(pointers, mask, stride_slice, SLICES: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=["T", "iterations", "K"])
+@triton.jit(do_not_specialize=["T", "iterations", "K", "store_logits"])
 def _coefficients_fwd_kernel(
     part_ptr, alpha_ptr, bias_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr, logits_ptr, T,
-    rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
+    rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K, store_logits,
     N: tl.constexpr, ROW: tl.constexpr, SLICES: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
-    SINKHORN: tl.constexpr, STORE_LOGITS: tl.constexpr, BLOCK_T: tl.constexpr,
+    SINKHORN: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     M: tl.constexpr = 2 * N + N * N if GROUPS == 3 else GROUPS * N
@@ -52,8 +52,7 @@ def _coefficients_fwd_kernel(
     alpha = tl.load(alpha_ptr + tl.minimum(row // N, GROUPS - 1), mask=row < M, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + row, mask=row < M, other=0.0).to(tl.float32)
     logit = tl.fma(alpha[None, :], mix * inv_rms[:, None], bias[None, :])
-    if STORE_LOGITS:
-        tl.store(logits_ptr + columns, logit, mask=live)
+    tl.store(logits_ptr + columns, logit, mask=live & (store_logits > 0))
     s = sigmoid(logit)
     tl.store(h_pre_ptr + t[:, None] * N + row[None, :], s + pre_eps, mask=live & (row < N)[None, :])
     if GROUPS > 1:
@@ -107,7 +106,8 @@ def coefficients_forward(
         _coefficients_fwd_kernel, (cdiv(T, TOKENS),),
         part, alpha, bias, out["h_pre"], out.get("h_post", absent), out.get("h_res", absent), out["inv_rms"],
         out["h_mix"], out.get("logits", absent), T, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K,
-        n, power_of_2(rows), count, rows - M, groups, sinkhorn, logits, TOKENS, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
+        int(logits), n, power_of_2(rows), count, rows - M, groups, sinkhorn, TOKENS, num_warps=1,
+        **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return out
 
@@ -129,13 +129,13 @@ def new_coefficients(
     return out
 
 
-@triton.jit(do_not_specialize=["T", "iterations", "K"])
+@triton.jit(do_not_specialize=["T", "iterations", "K", "store_dlogits"])
 def _coefficients_bwd_kernel(
     dh_pre_ptr, dh_post_ptr, dh_res_ptr, h_mix_ptr, inv_rms_ptr, alpha_ptr, bias_ptr,
     dm_ptr, kappa_ptr, h_pre_ptr, sums_ptr, dlogits_ptr, scratch_ptr, T,
-    pre_eps, post_mult, iterations, sinkhorn_eps, K,
+    pre_eps, post_mult, iterations, sinkhorn_eps, K, store_dlogits,
     N: tl.constexpr, NP: tl.constexpr, GROUPS: tl.constexpr, SINKHORN: tl.constexpr, HAS_PRE: tl.constexpr,
-    HAS_POST: tl.constexpr, HAS_RES: tl.constexpr, STORE_DLOGITS: tl.constexpr, MP: tl.constexpr, PAD: tl.constexpr,
+    HAS_POST: tl.constexpr, HAS_RES: tl.constexpr, MP: tl.constexpr, PAD: tl.constexpr,
     PLANES: tl.constexpr, INTERPRET: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
@@ -161,8 +161,7 @@ def _coefficients_bwd_kernel(
         dl = tl.where(live, dl, 0.0)  # past the last token s is NaN when alpha or bias is infinite
     else:
         dl = tl.zeros((BLOCK_T, NP), tl.float32)
-    if STORE_DLOGITS:
-        tl.store(dlogits_ptr + t[:, None] * M + i, dl, mask=live)
+    tl.store(dlogits_ptr + t[:, None] * M + i, dl, mask=live & (store_dlogits > 0))
     store_planes(dm_ptr, t[:, None] * MP + i, plane, inv_rms[:, None] * (alpha * dl), live, PLANES, INTERPRET)
     dot += tl.sum(alpha * dl * z, axis=1)
     column = tl.arange(0, NP)
@@ -177,8 +176,7 @@ def _coefficients_bwd_kernel(
             dl = tl.where(live, dl, 0.0)
         else:
             dl = tl.zeros((BLOCK_T, NP), tl.float32)
-        if STORE_DLOGITS:
-            tl.store(dlogits_ptr + t[:, None] * M + N + i, dl, mask=live)
+        tl.store(dlogits_ptr + t[:, None] * M + N + i, dl, mask=live & (store_dlogits > 0))
         dm = inv_rms[:, None] * (alpha * dl)
         store_planes(dm_ptr, t[:, None] * MP + N + i, plane, dm, live, PLANES, INTERPRET)
         dot += tl.sum(alpha * dl * z, axis=1)
@@ -202,8 +200,7 @@ def _coefficients_bwd_kernel(
                 dl = tl.where(live3, dl, 0.0)
         else:
             dl = tl.zeros((BLOCK_T, NP, NP), tl.float32)
-        if STORE_DLOGITS:
-            tl.store(dlogits_ptr + t3 * M + row, dl, mask=live3)
+        tl.store(dlogits_ptr + t3 * M + row, dl, mask=live3 & (store_dlogits > 0))
         dm = inv_rms[:, None, None] * (alpha * dl)
         store_planes(dm_ptr, t3 * MP + row, plane, dm, live3, PLANES, INTERPRET)
         dot += tl.sum(tl.sum(alpha * dl * z, axis=2), axis=1)
@@ -235,8 +232,8 @@ def coefficients_backward(
         _coefficients_bwd_kernel, (blocks,),
         or_absent(dh_pre), or_absent(dh_post), or_absent(dh_res), h_mix, inv_rms, alpha, bias,
         dm, out["kappa"], out["h_pre"], out["sums"], out.get("dlogits", absent), scratch, T,
-        pre_eps, post_mult, iterations, sinkhorn_eps, K,
-        n, power_of_2(n), groups, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None, dlogits,
+        pre_eps, post_mult, iterations, sinkhorn_eps, K, int(dlogits),
+        n, power_of_2(n), groups, sinkhorn, dh_pre is not None, dh_post is not None, dh_res is not None,
         MP, power_of_2(MP - M), dm.shape[0], INTERPRET, BLOCK_T, num_warps=1, **ONE_SUM_FOR_ALL_LANES,
     )  # fmt: skip
     return out

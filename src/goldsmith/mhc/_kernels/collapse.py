@@ -46,7 +46,7 @@ def collapse(x: Tensor, h_pre: Tensor) -> Tensor:
     block = min(4096 if T > 64 else 512, power_of_2(D, 16))
     run(
         _collapse_fwd_kernel, (T, cdiv(D, block)),
-        x, h_pre, h_in, x.stride(0), x.stride(1), T, D, N, block, num_warps=4,
+        x, h_pre, h_in, x.stride(0), x.stride(1), T, D, N, block, num_warps=4, rows=D | x.stride(0) | x.stride(1),
     )  # fmt: skip
     return h_in
 
@@ -78,5 +78,6 @@ def collapse_dots(x: Tensor, u: Tensor) -> Tensor:
     run(
         _collapse_dots_kernel, (T,),
         x, u, out, x.stride(0), x.stride(1), u.stride(0), T, D, N, power_of_2(N), block, num_warps=4,
+        rows=D | x.stride(0) | x.stride(1) | u.stride(0),
     )  # fmt: skip
     return out

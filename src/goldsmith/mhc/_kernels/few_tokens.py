@@ -88,14 +88,13 @@ def sum_chunks(part_ptr, row, mask, CHUNKS, PER_SLICE: tl.constexpr, ROW: tl.con
     return total
 
 
-@triton.jit(do_not_specialize=["T", "iterations", "K", "CHUNKS"])
+@triton.jit(do_not_specialize=["T", "iterations", "K", "CHUNKS", "store_pre", "store_logits"])
 def _finish_kernel(
     part_ptr, x_ptr, alpha_ptr, bias_ptr, h_in_ptr, h_pre_ptr, h_post_ptr, h_res_ptr, inv_rms_ptr, h_mix_ptr,
     logits_ptr, stride_xt, stride_xn, T, D,
-    rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K, CHUNKS,
+    rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, K, CHUNKS, store_pre, store_logits,
     N: tl.constexpr, PER_SLICE: tl.constexpr, LANES: tl.constexpr, ROW: tl.constexpr,
-    GROUPS: tl.constexpr, SINKHORN: tl.constexpr, STORE_PRE: tl.constexpr, STORE_LOGITS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    GROUPS: tl.constexpr, SINKHORN: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) - 1  # -1: the coefficients
@@ -121,10 +120,8 @@ def _finish_kernel(
     else:
         tl.store(inv_rms_ptr + t, inv_rms)
         tl.store(h_mix_ptr + t * M + row, mix, mask=row < M)
-        if STORE_PRE:
-            tl.store(h_pre_ptr + t * N + row, h_pre, mask=row < N)
-        if STORE_LOGITS:
-            tl.store(logits_ptr + t * M + row, logit, mask=row < M)
+        tl.store(h_pre_ptr + t * N + row, h_pre, mask=(row < N) & (store_pre > 0))
+        tl.store(logits_ptr + t * M + row, logit, mask=(row < M) & (store_logits > 0))
         if GROUPS > 1:
             tl.store(h_post_ptr + t * N + row - N, post_mult * s + post_eps, mask=(row >= N) & (row < 2 * N))
         if GROUPS > 2:
@@ -165,6 +162,7 @@ def mixed_chunks(
         x.stride(0), x.stride(1), f.stride(0) if mix else 0, T, M, D, N, power_of_2(M, 16), row, PARTS[x.dtype], LANES,
         gamma is not None, mix, orientation == "out_in", INTERPRET, 64, CHUNK_D,
         num_warps=8 if mix else CHUNK_WARPS, enable_fp_fusion=False,
+        rows=D | x.stride(0) | x.stride(1) | (f.stride(0) if mix else 0),
     )  # fmt: skip
     return y, part
 
@@ -187,15 +185,15 @@ def finish(
     batch = (T,) if batch is None else batch
     alone = logits or output is None
     out = new_coefficients(batch, N, M, groups, x.device, logits=logits, h_pre=alone)
-    absent = h_in = out["h_mix"]
+    absent, h_in = out["h_mix"], x  # x is not written: without an output the grid has no program that does
     if output:
         out[output] = h_in = torch.empty((*batch, D), dtype=x.dtype, device=x.device)
     run(
         _finish_kernel, (T, 1 + (cdiv(D, FINISH_D) if output else 0)),
         part, x, alpha, bias, h_in, out.get("h_pre", absent), out.get("h_post", absent),
         out.get("h_res", absent), out["inv_rms"], out["h_mix"], out.get("logits", absent), x.stride(0), x.stride(1), T,
-        D, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, N * D, part.shape[1], N,
-        SLICE_D // CHUNK_D, LANES, part.shape[2], groups, sinkhorn, alone, logits, FINISH_D,
-        num_warps=FINISH_WARPS, enable_fp_fusion=False,
+        D, rms_eps, pre_eps, post_mult, post_eps, iterations, sinkhorn_eps, N * D, part.shape[1], int(alone),
+        int(logits), N, SLICE_D // CHUNK_D, LANES, part.shape[2], groups, sinkhorn, FINISH_D,
+        num_warps=FINISH_WARPS, enable_fp_fusion=False, rows=D | x.stride(0) | x.stride(1),
     )  # fmt: skip
     return out

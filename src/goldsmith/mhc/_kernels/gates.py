@@ -36,7 +36,10 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     T, n, D = x.shape
     r = torch.empty((T, n), dtype=torch.float32, device=x.device)
     block = min(1024, power_of_2(D, 16))
-    run(_inv_rms_kernel, (T, n), x, r, x.stride(0), x.stride(1), T, D, eps, n, block, num_warps=4)
+    run(
+        _inv_rms_kernel, (T, n), x, r, x.stride(0), x.stride(1), T, D, eps, n, block, num_warps=4,
+        rows=D | x.stride(0) | x.stride(1),
+    )  # fmt: skip
     return r
 
 
@@ -85,6 +88,7 @@ def gated_mean(x: Tensor, r: Tensor, gamma: Tensor, a: Tensor, up: Tensor) -> Te
         _gated_mean_kernel, (cdiv(T, BLOCK_T), cdiv(D, block_d)),
         x, r, gamma, a, up, h_in, x.stride(0), x.stride(1), T, a.shape[1], D, n, PARTS[up.dtype], INTERPRET, BLOCK_T,
         block_d, min(BLOCK_R, power_of_2(a.shape[1], 16)), num_warps=8, num_stages=2,
+        rows=D | x.stride(0) | x.stride(1),
     )  # fmt: skip
     return h_in
 
@@ -121,6 +125,7 @@ def gates_backward(x: Tensor, r: Tensor, gamma: Tensor, a: Tensor, up: Tensor, u
         _gates_bwd_kernel, (cdiv(T, BLOCK_T), cdiv(D, block_d)),
         x, r, gamma, a, up, u, dgates, dy, x.stride(0), x.stride(1), u.stride(0), T, a.shape[1], D, n, PARTS[up.dtype],
         INTERPRET, BLOCK_T, block_d, min(BLOCK_R, power_of_2(a.shape[1], 16)), num_warps=8, num_stages=2,
+        rows=D | x.stride(0) | x.stride(1) | u.stride(0),
     )  # fmt: skip
     return dgates, dy
 
@@ -154,7 +159,10 @@ def norm_backward(x: Tensor, r: Tensor, gamma: Tensor, dy: Tensor) -> Tensor:
     T, n, D = x.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(1024, power_of_2(D, 16))
-    run(_norm_bwd_kernel, (T, n), x, r, gamma, dy, dx, x.stride(0), x.stride(1), T, D, n, block, num_warps=4)
+    run(
+        _norm_bwd_kernel, (T, n), x, r, gamma, dy, dx, x.stride(0), x.stride(1), T, D, n, block, num_warps=4,
+        rows=D | x.stride(0) | x.stride(1),
+    )  # fmt: skip
     return dx
 
 
@@ -185,5 +193,6 @@ def gamma_gradient(x: Tensor, r: Tensor, dy: Tensor) -> Tensor:
     run(
         _gamma_bwd_kernel, (cdiv(D, block_d), n),
         x, r, dy, dgamma, x.stride(0), x.stride(1), T, D, n, BLOCK_T, block_d, num_warps=4,
+        rows=D | x.stride(0) | x.stride(1),
     )  # fmt: skip
     return dgamma

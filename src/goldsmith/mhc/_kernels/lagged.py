@@ -75,5 +75,6 @@ def lagged_forward(
         x, f, h_pre, h_post, h_res, phi, phi if gamma is None else gamma, y, h_in, part,
         x.stride(0), x.stride(1), f.stride(0), T, M, D, N, power_of_2(M, 16), slice_d, PARTS[x.dtype],
         gamma is not None, orientation == "out_in", INTERPRET, block_t, block_d, num_warps=8, num_stages=2,
+        rows=D | x.stride(0) | x.stride(1) | f.stride(0),
     )  # fmt: skip
     return y, h_in, part

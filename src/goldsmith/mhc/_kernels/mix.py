@@ -49,7 +49,7 @@ def mix_forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation
     run(
         _mix_fwd_kernel, (T, cdiv(D, block)),
         x, f, h_post, h_res, y, x.stride(0), x.stride(1), f.stride(0), T, D, N, orientation == "out_in", block,
-        num_warps=8,
+        num_warps=8, rows=D | x.stride(0) | x.stride(1) | f.stride(0),
     )  # fmt: skip
     return y
 
@@ -120,5 +120,6 @@ def mix_backward(
         x, f, h_post, h_res, grad, out.get("x", out["f"]), out["f"], out["h_post"], out["h_res"],
         x.stride(0), x.stride(1), f.stride(0), grad.stride(0), grad.stride(1), T, D, N, orientation == "out_in",
         needs_dx, vector, block, num_warps=1,
+        rows=D | x.stride(0) | x.stride(1) | f.stride(0) | grad.stride(0) | grad.stride(1),
     )  # fmt: skip
     return out

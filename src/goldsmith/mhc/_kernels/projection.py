@@ -93,6 +93,6 @@ def project(x: Tensor, phi: Tensor, gamma: Tensor | None) -> Tensor:
         _project_kernel, (cdiv(T, block_t), count),
         x, phi, phi if gamma is None else gamma, part, x.stride(0), x.stride(1), T, M, D, N, power_of_2(M, 16), slice_d,
         PARTS[x.dtype], LANES, gamma is not None, INTERPRET, block_t, block_d, num_warps=8 if light else 4,
-        num_stages=stages, enable_fp_fusion=False,
+        num_stages=stages, enable_fp_fusion=False, rows=D | x.stride(0) | x.stride(1),
     )  # fmt: skip
     return part

@@ -11,6 +11,49 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
+from .projection import halvings
+
+
+@triton.constexpr_function
+def padded(count):
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+@triton.jit
+def columns(tile, COUNT: tl.constexpr):
+    """The columns of a [BLOCK_T, COUNT] tile as a tuple, in order; COUNT is a power of two.
+
+    One load and its columns compile eight times as fast as 64 loads, and read memory in order.
+    """
+    parts = (tile,)
+    for level in tl.static_range(halvings(COUNT)):
+        even = ()
+        odd = ()
+        for i in tl.static_range(len(parts)):
+            a, b = tl.split(tl.reshape(parts[i], (parts[i].shape[0], COUNT // (2 << level), 2)))
+            even = even + (a,)
+            odd = odd + (b,)
+        parts = even + odd
+    flat = ()
+    for i in tl.static_range(COUNT):
+        flat = flat + (tl.reshape(parts[i], (parts[i].shape[0],)),)
+    return flat
+
+
+@triton.jit
+def joined(values, COUNT: tl.constexpr):
+    """The tile [BLOCK_T, COUNT] of a tuple of columns; those that are missing repeat the first."""
+    parts = ()
+    for i in tl.static_range(COUNT):
+        parts = parts + (tl.expand_dims(values[i if i < len(values) else 0], 1),)
+    for level in tl.static_range(halvings(COUNT)):
+        pairs = ()
+        for i in tl.static_range(len(parts) // 2):
+            pair = tl.join(parts[i], parts[i + len(parts) // 2])
+            pairs = pairs + (tl.reshape(pair, (pair.shape[0], 2 << level)),)
+        parts = pairs
+    return parts[0]
 
 
 @triton.jit

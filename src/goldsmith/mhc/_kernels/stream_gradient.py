@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...core._kernels.launch import cdiv, power_of_2, run
+from ...core._kernels.launch import cdiv, run
 from .bfloat16_planes import load_planes, phi_planes
 from .float32_products import dot, int64_stride
 
@@ -104,12 +104,13 @@ def stream_gradient(
     planes = phi_planes(phi, gamma, dm.shape[2], 3 if x.dtype == torch.float32 else 2)
     or_kappa = lambda v: kappa if v is None else v  # noqa: E731
     stride = lambda v, i: 0 if v is None else v.stride(i)  # noqa: E731
-    block_d = min(64 // x.element_size(), power_of_2(D, 16))
+    block_d = 64 // x.element_size()
     run(
         _gradient_kernel, (cdiv(D, STEPS * block_d), cdiv(T, BLOCK_T[N])),
         x, or_kappa(u), or_kappa(grad), dm, kappa, or_kappa(h_pre), or_kappa(h_res), planes, dx,
         x.stride(0), x.stride(1), stride(u, 0), stride(grad, 0), stride(grad, 1), T, D, N, dm.shape[2],
         planes.shape[0], planes.shape[0], u is not None, grad is not None, h_res is not None, orientation == "out_in",
         D % (STEPS * block_d) == 0, BLOCK_T[N], block_d, STEPS, num_warps=4,
+        rows=D | x.stride(0) | x.stride(1) | stride(u, 0) | stride(grad, 0) | stride(grad, 1),
     )  # fmt: skip
     return dx

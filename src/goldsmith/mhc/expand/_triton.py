@@ -42,7 +42,10 @@ def forward(x: Tensor, *, n: int) -> tuple[Tensor]:
     T, D = flat.shape
     y = torch.empty((*x.shape[:-1], n, D), dtype=x.dtype, device=x.device)
     block = min(2048, power_of_2(D, 16))
-    run(_expand_fwd_kernel, (T, cdiv(D, block)), flat, y, flat.stride(0), D, n, block, num_warps=4)
+    run(
+        _expand_fwd_kernel, (T, cdiv(D, block)), flat, y, flat.stride(0), D, n, block, num_warps=4,
+        rows=D | flat.stride(0),
+    )  # fmt: skip
     return (stage("streams", y),)
 
 
@@ -51,5 +54,8 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     T, n, D = g.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(2048, power_of_2(D, 16))
-    run(_expand_bwd_kernel, (T, cdiv(D, block)), g, dx, g.stride(0), g.stride(1), D, n, block, num_warps=4)
+    run(
+        _expand_bwd_kernel, (T, cdiv(D, block)), g, dx, g.stride(0), g.stride(1), D, n, block, num_warps=4,
+        rows=D | g.stride(0) | g.stride(1),
+    )  # fmt: skip
     return {"x": dx}

@@ -43,7 +43,7 @@ def forward(x: Tensor, f: Tensor, h_post: Tensor) -> tuple[Tensor]:
     run(
         _inject_fwd_kernel, (T, cdiv(D, block)),
         flat, layer, dense(h_post, -1, n), y, flat.stride(0), flat.stride(1), layer.stride(0), T, D, n, block,
-        num_warps=8,
+        num_warps=8, rows=D | flat.stride(0) | flat.stride(1) | layer.stride(0),
     )  # fmt: skip
     return (stage("x_next", shaped(y, x.shape)),)
 
@@ -90,6 +90,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         _inject_bwd_kernel, (T,),
         layer, dense(h_post, -1, n), grad, out.get("x", out["f"]), out["f"], out["h_post"],
         layer.stride(0), grad.stride(0), grad.stride(1), T, D, n, needs_dx, vector, block, num_warps=4,
+        rows=D | layer.stride(0) | grad.stride(0) | grad.stride(1),
     )  # fmt: skip
     names = {"f": "df", "h_post": "dh_post", "x": "dx_post"}
     return {name: stage(names[name], shaped(grad, tensors[name].shape)) for name, grad in out.items()}

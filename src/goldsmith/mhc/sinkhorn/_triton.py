@@ -11,7 +11,7 @@ from ...core._kernels.launch import ONE_SUM_FOR_ALL_LANES, cdiv, power_of_2, run
 from ...core.tracing import stage
 from .._kernels.coefficients import BLOCK_T, TOKENS
 from .._kernels.launch import unsupported_n
-from .._kernels.sinkhorn import grid, sinkhorn, sinkhorn_backward
+from .._kernels.sinkhorn import columns, grid, joined, padded, sinkhorn, sinkhorn_backward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -22,13 +22,13 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 @triton.jit(do_not_specialize=["T", "iterations"])
 def _sinkhorn_fwd_kernel(logits_ptr, h_res_ptr, T, iterations, eps, N: tl.constexpr, BLOCK_T: tl.constexpr):
-    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    logits = ()
-    for c in tl.static_range(N * N):
-        logits = logits + (tl.load(logits_ptr + t * (N * N) + c, mask=t < T, other=0.0).to(tl.float32),)
-    result = sinkhorn(logits, iterations, eps, N)
-    for c in tl.static_range(N * N):
-        tl.store(h_res_ptr + t * (N * N) + c, result[c], mask=t < T)
+    COUNT: tl.constexpr = padded(N * N)
+    t = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)[:, None]
+    c = tl.arange(0, COUNT)[None, :]
+    live = (t < T) & (c < N * N)
+    logits = tl.load(logits_ptr + t * (N * N) + c, mask=live, other=0.0).to(tl.float32)
+    result = sinkhorn(columns(logits, COUNT), iterations, eps, N)
+    tl.store(h_res_ptr + t * (N * N) + c, joined(result, COUNT), mask=live)
 
 
 @triton.jit(do_not_specialize=["T", "iterations"])

@@ -59,9 +59,7 @@ def a_number(limit):
 
 
 @triton.jit
-def reduced_marks(
-    mask, row, size, limit, top, K: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr
-):
+def reduced_marks(mask, row, size, limit, top, K, ROOM: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr):
     """(marks, their number), reduced to between K and ROOM if there are more than ROOM.
 
     No marked logit is below `limit`, and no logit is above `top`.
@@ -95,7 +93,7 @@ def zero_lists(DTYPE: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def weighted_scores(sums, lse, K: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr):
+def weighted_scores(sums, lse, K, LSE: tl.constexpr, WEIGHTS: tl.constexpr):
     """The scores or weights of the sorted sums, in tensors of 32."""
     lane = tl.arange(0, LANES)
     top = 0.0
@@ -156,10 +154,10 @@ def limits_of(order, v, NARROW: tl.constexpr, DTYPE: tl.constexpr, OF_ORDER: tl.
     return limit, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K"])
 def bounded_kernel(
-    x_ptr, y_ptr, words_ptr, scores_ptr, indices_ptr, lse_ptr, stride_x, stride_y, SX, SY,
-    K: tl.constexpr, ROOM: tl.constexpr, BITS: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr,
+    x_ptr, y_ptr, words_ptr, scores_ptr, indices_ptr, lse_ptr, stride_x, stride_y, SX, SY, K,
+    ROOM: tl.constexpr, BITS: tl.constexpr, WIDTH_X: tl.constexpr, WIDTH_Y: tl.constexpr,
     TILES_X: tl.constexpr, TILES_Y: tl.constexpr, EVEN_X: tl.constexpr, EVEN_Y: tl.constexpr, MANY: tl.constexpr,
     LSE: tl.constexpr, WEIGHTS: tl.constexpr,
 ):  # fmt: skip
@@ -227,7 +225,7 @@ def bounded_kernel(
         x, x_places = split_keys(keys_x, NARROW)
         y, y_places = split_keys(keys_y, NARROW)
         numbers, sums = select_pairs(x, y, words, K, BITS, NARROW)
-        bound, best_x, best_y = broadcast_lane(sums[R - 1], (K - 1) % 32), broadcast_first(x[0]), broadcast_first(y[0])
+        bound, best_x, best_y = broadcast_lane(sums[R - 1], (K - 1) & 31), broadcast_first(x[0]), broadcast_first(y[0])
         enough = ((n & 0xFFFF) >= K) | (least_x + best_y < bound)
         enough &= ((n >> 16) >= K) | (least_y + best_x < bound)
         rounds += 1 + tl.min(enough.to(tl.int32), axis=0)

@@ -189,9 +189,9 @@ def elementwise_max(a, b):
 
 
 @triton.jit
-def broadcast_lane(a, LANE: tl.constexpr):
-    """Copies the number in lane LANE to every lane."""
-    return tl.gather(a, tl.full((LANES,), LANE, tl.int32), 0)
+def broadcast_lane(a, lane):
+    """Copies the number in a lane to every lane."""
+    return tl.gather(a, tl.full((LANES,), lane, tl.int32), 0)
 
 
 @triton.jit
@@ -283,7 +283,7 @@ def long_keys(sums, words, BITS: tl.constexpr):
 
 
 @triton.jit
-def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
+def select_by_short_keys(sums, words, K, BITS: tl.constexpr):
     """(numbers, sums, fit): as `select_pairs`; fit is 0 if a selected sum may need its last bits or is +inf or NaN."""
     LAST: tl.constexpr = (1 << BITS) - 1
     keys, unfit = short_keys(sums, words, BITS)
@@ -294,7 +294,7 @@ def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
         bits = best[i].to(tl.int32, bitcast=True)
         numbers = numbers + ((bits ^ (bits >> 31)) & LAST,)
         values = values + (float_bits(bits & (-1 - LAST)),)
-    kth = broadcast_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
+    kth = broadcast_lane(best[len(best) - 1], (K - 1) & 31).to(tl.int32, bitcast=True)
     least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # every key below `least` has a smaller sum
     least = tl.where(kth == INFINITE, float("-inf"), least)
     fit = ((unfit < least) | (unfit == float("-inf"))) & (broadcast_first(sums[0]) < float("inf"))
@@ -313,7 +313,7 @@ def select_by_long_keys(sums, words, BITS: tl.constexpr):
 
 
 @triton.jit
-def select_pairs(x, y, words, K: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr):
+def select_pairs(x, y, words, K, BITS: tl.constexpr, NARROW: tl.constexpr):
     """(numbers, sums) of the selected pairs, as tensors of 32; a number is the reversed position (see sort_keys.py)."""
     if NARROW:
         numbers, values, fit = select_by_short_keys(hook_sums(x, y, words, True), words, K, BITS)

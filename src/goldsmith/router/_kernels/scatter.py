@@ -22,7 +22,7 @@ def part(logit, lse, NARROW: tl.constexpr):
 
 
 @triton.jit
-def entries(grad_ptr, scores_ptr, indices_ptr, j, dot, K: tl.constexpr, WEIGHTS: tl.constexpr):
+def entries(grad_ptr, scores_ptr, indices_ptr, j, dot, K, WEIGHTS: tl.constexpr):
     """(ds_j of the raw sums, indices, mask of valid ones); dot: sum_j grad_j w_j, for softmax."""
     index = tl.load(indices_ptr + j, mask=j < K, other=-1)
     live = index >= 0  # before any division: Triton's truncates, -1 // SY is 0
@@ -35,8 +35,8 @@ def entries(grad_ptr, scores_ptr, indices_ptr, j, dot, K: tl.constexpr, WEIGHTS:
 
 @triton.jit
 def spread(
-    grad_ptr, scores_ptr, indices_ptr, dot, total, logits, lse_ptr, out, size, SY,
-    K: tl.constexpr, K_P: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr,
+    grad_ptr, scores_ptr, indices_ptr, dot, total, logits, lse_ptr, out, size, SY, K,
+    K_P: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr,
     OF_X: tl.constexpr,
 ):  # fmt: skip
     """One axis: out[at_j] = the sum of all ds at that position; with LSE, minus softmax * total everywhere."""
@@ -45,7 +45,7 @@ def spread(
     _all, at, live = entries(grad_ptr, scores_ptr, indices_ptr, tl.arange(0, K_P), dot, K, WEIGHTS)
     at = at // SY if OF_X else at % SY
     sums = tl.zeros((K_P,), tl.float32)
-    for start in range(0, K, STEP):
+    for start in range(0, K_P, STEP):
         ds, place, _some = entries(grad_ptr, scores_ptr, indices_ptr, start + tl.arange(0, STEP), dot, K, WEIGHTS)
         place = place // SY if OF_X else place % SY
         # masked entries add 0; lanes are along axis 1, so that a sum over axis 0 needs no shuffle
@@ -65,10 +65,10 @@ def spread(
     tl.store(out + at, sums, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K"])
 def gradient_kernel(
-    grad_ptr, scores_ptr, indices_ptr, x_ptr, y_ptr, lse_ptr, dx_ptr, dy_ptr, stride_x, stride_y, SX, SY,
-    K: tl.constexpr, K_P: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr,
+    grad_ptr, scores_ptr, indices_ptr, x_ptr, y_ptr, lse_ptr, dx_ptr, dy_ptr, stride_x, stride_y, SX, SY, K,
+    K_P: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr,
     NEEDS_X: tl.constexpr, NEEDS_Y: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)

@@ -26,7 +26,7 @@ BLOCK = 1024
 Job = tuple[Tensor, Tensor, torch.dtype]  # values, rows, the gradient's dtype
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "N"])
 def keys_kernel(indices_ptr, key_ptr, P, N, BLOCK: tl.constexpr):
     """key[p] = the expert of pair p; N if it is skipped or out of range."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +34,7 @@ def keys_kernel(indices_ptr, key_ptr, P, N, BLOCK: tl.constexpr):
     tl.store(key_ptr + p, tl.where((e >= 0) & (e < N), e, N), mask=p < P)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "N"])
 def starts_kernel(sorted_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
     """starts[e] = the number of sorted pairs with an expert below e, for e = 0 to N."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -50,14 +50,14 @@ def starts_kernel(sorted_ptr, starts_ptr, P, N, BLOCK: tl.constexpr):
     tl.store(starts_ptr + e, low, mask=e <= N)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "K"])
 def tokens_kernel(order_ptr, token_ptr, P, K, BLOCK: tl.constexpr):
     """token[p] = order[p] // K, computed once: a 64-bit division costs more than all work on a pair's row."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(token_ptr + p, tl.load(order_ptr + p, mask=p < P, other=0) // K, mask=p < P)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "N"])
 def firsts_kernel(sorted_ptr, first_ptr, P, N, BLOCK: tl.constexpr):
     """first[p] = 1 if sorted pair p is its expert's first."""
     p = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -66,7 +66,7 @@ def firsts_kernel(sorted_ptr, first_ptr, P, N, BLOCK: tl.constexpr):
     tl.store(first_ptr + p, ((e < N) & (e != before)).to(tl.int32), mask=p < P)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "N", "K"])
 def used_kernel(
     sorted_ptr, upto_ptr, order_ptr, experts_ptr, starts_ptr, token_ptr, P, N, K, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def add_pairs(total, first, last, order_ptr, token_ptr, value_ptr, rows_ptr, d, 
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def blocks_kernel(
     order_ptr, sorted_ptr, token_ptr, value_ptr, rows_ptr, value_2_ptr, rows_2_ptr, block_ptr, N, D, FIRST, WIDTH,
     WHOLE: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -118,7 +118,7 @@ def blocks_kernel(
         tl.store(block_ptr + c * WIDTH + column[None, :], total, mask=(column < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["COUNT"])
 def short_kernel(
     order_ptr, token_ptr, starts_ptr, value_ptr, rows_ptr, out_ptr, value_2_ptr, rows_2_ptr, out_2_ptr, COUNT, D,
     SHORT: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -152,7 +152,7 @@ def place_of(e, experts_ptr, COUNT):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS", "COUNT", "N"])
 def long_kernel(
     order_ptr, sorted_ptr, token_ptr, starts_ptr, experts_ptr, value_ptr, rows_ptr, out_ptr,
     value_2_ptr, rows_2_ptr, out_2_ptr, block_ptr, BLOCKS, COUNT, N, D, FIRST, WIDTH,
@@ -250,7 +250,7 @@ class Sums:
         run(
             blocks_kernel, (blocks.shape[1], slabs, len(jobs)),
             pairs.order, pairs.expert, pairs.token, value, rows, value_2, rows_2, blocks, pairs.n, rows.shape[1],
-            first, width, WHOLE, LONG_STEP, block_d, num_warps=2,
+            first, width, WHOLE, LONG_STEP, block_d, num_warps=2, rows=rows.shape[1] | width,
         )  # fmt: skip
 
     def tables(self, experts: Tensor | None = None) -> list[Tensor]:
@@ -266,7 +266,7 @@ class Sums:
             run(
                 short_kernel, (cdiv(count, pairs.group), slabs, len(jobs)),
                 pairs.order, pairs.token, pairs.starts, *each, count, D,
-                SHORT, pairs.group, pairs.step, block_d, num_warps=2,
+                SHORT, pairs.group, pairs.step, block_d, num_warps=2, rows=D,
             )  # fmt: skip
             for first in range(0, D, columns):
                 width = min(columns, D - first)
@@ -277,6 +277,7 @@ class Sums:
                     long_kernel, (cdiv(P, SHORT) if P > SHORT else 0, slabs, len(jobs)),
                     pairs.order, pairs.expert, pairs.token, pairs.starts, at, *each, blocks, blocks.shape[1], count,
                     pairs.n, D, first, width, sparse, SHORT, WHOLE, LONG_STEP, block_d, num_warps=2,
+                    rows=D | width,
                 )  # fmt: skip
             gradients += outs
         return gradients

@@ -27,16 +27,16 @@ def chosen(indices_ptr, K, j, N):
     return e, (e >= 0) & (e < N), (e < -1) | (e >= N)
 
 
-@triton.jit(do_not_specialize=["T", "FIRST"])
+@triton.jit(do_not_specialize=["T", "N", "K", "FIRST"])
 def dots_kernel(
     rows_ptr, table_ptr, indices_ptr, part_ptr, stride_e, stride_d, T, N, D, K, FIRST,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    DENSE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """part[s, t, j] = the partial dot of pair (t, j) in slab FIRST + s."""
     t, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = (FIRST + s) * BLOCK_D + tl.arange(0, BLOCK_D)
     row = tl.load(rows_ptr + t * D + d, mask=d < D, other=0.0).to(tl.float32)
-    columns = d.to(tl.int64) * stride_d
+    columns = d.to(tl.int64) * (1 if DENSE else stride_d)
     for start in range(0, K, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
         e, counts, _ = chosen(indices_ptr + t * K, K, j, N)
@@ -46,14 +46,14 @@ def dots_kernel(
         tl.store(part_ptr + (s * T.to(tl.int64) + t) * K + j, tl.where(counts, dots, 0.0), mask=j < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "K"])
 def sums_kernel(
     values_ptr, table_ptr, indices_ptr, out_ptr, stride_e, stride_d, N, E, K,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    DENSE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = s * BLOCK_D + tl.arange(0, BLOCK_D)
-    columns = d.to(tl.int64) * stride_d
+    columns = d.to(tl.int64) * (1 if DENSE else stride_d)
     total = tl.zeros((BLOCK_D,), tl.float32)
     lost = 0
     for start in range(0, K, BLOCK_K):
@@ -82,7 +82,7 @@ def fold_kernel(part_ptr, P, SLABS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(part_ptr + p, gather_slabs(part_ptr, p, P.to(tl.int64), p < P, SLABS), mask=p < P)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "N"])
 def gate_kernel(
     part_ptr, weights_ptr, indices_ptr, preact_ptr, gated_ptr, P, N,
     SLABS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
@@ -98,7 +98,7 @@ def gate_kernel(
     tl.store(gated_ptr + p, tl.where(counts, gated, 0.0), mask=p < P)
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "N"])
 def gate_backward_kernel(
     part_ptr, preact_ptr, weights_ptr, indices_ptr, dweights_ptr, da_ptr, gated_ptr, P, N,
     SLABS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_IN: tl.constexpr, BLOCK: tl.constexpr,
@@ -141,7 +141,7 @@ def dots(rows: Tensor, table: Tensor, indices: Tensor) -> Tensor:
         run(
             dots_kernel, (T, new if K else 0),
             rows, table, indices, part[used:], table.stride(0), table.stride(1), T, table.shape[0], D, K, computed,
-            min(32, power_of_2(K)), slab, num_warps=2,
+            table.stride(1) == 1, min(32, power_of_2(K, 4)), slab, num_warps=2, rows=D | table.stride(0),
         )  # fmt: skip
         computed, used = computed + new, used + new
     return part[:used]
@@ -154,7 +154,7 @@ def sums(values: Tensor, table: Tensor, indices: Tensor, dtype: torch.dtype) -> 
     run(
         sums_kernel, (T, cdiv(E, slab)),
         values, table, indices, out, table.stride(0), table.stride(1), table.shape[0], E, K,
-        min(32, power_of_2(max(K, 1))), slab, num_warps=2,
+        table.stride(1) == 1, min(32, power_of_2(K, 4)), slab, num_warps=2, rows=E | table.stride(0),
     )  # fmt: skip
     return out
 

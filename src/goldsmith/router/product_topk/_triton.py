@@ -63,6 +63,7 @@ def forward(
     saved = new(T, 2, dtype=torch.float32) if lse else new(0, dtype=torch.float32)
     arguments = (scores, indices, saved, rows_x.stride(0), rows_y.stride(0))
     sizes = (x.shape[-1], y.shape[-1])
+    lengths = sizes[0] | sizes[1] | rows_x.stride(0) | rows_y.stride(0)
     if k <= MOST_BOUNDED:
         narrow, room = x.dtype.itemsize == 2, power_of_2(k, 32)
         widths = [max(_width(size), 1 + narrow) for size in sizes]
@@ -73,13 +74,14 @@ def forward(
         ]
         run(
             bounded_kernel, (T,), rows_x, rows_y, _words(room, x.device), *arguments, *sizes, k, room,
-            NUMBER_BITS[room], *widths, *tiles, *whole, max(sizes) > 1024, lse, weights, num_warps=1,
+            NUMBER_BITS[room], *widths, *tiles, *whole, max(sizes) > 1024, lse, weights, num_warps=1, rows=lengths,
         )  # fmt: skip
     elif x.dtype.itemsize == 2:
         widths = [_width(size) for size in sizes]
         run(
             select_warp_kernel, (T,), rows_x, rows_y, *arguments, *sizes, k, power_of_2(k, 32), *widths,
             *(size % (32 * width) == 0 for size, width in zip(sizes, widths, strict=True)), lse, weights, num_warps=1,
+            rows=lengths,
         )  # fmt: skip
     else:
         most = power_of_2(k)
@@ -87,6 +89,7 @@ def forward(
         run(
             select_row_kernel, (T,), rows_x, rows_y, pairs, *arguments, *sizes, pairs.numel(),
             k, most, power_of_2(pairs.numel()), *(power_of_2(size, most) for size in sizes), lse, weights, num_warps=4,
+            rows=lengths,
         )  # fmt: skip
     return (
         stage("scores", scores.view(*batch, k)),
@@ -104,8 +107,8 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
         gradient_kernel, (x.shape[0],),
         grad, scores, indices, x, y, flat(tensors["lse"]) if lse else scores, gradients["x"], gradients["y"],
         x.stride(0), y.stride(0), x.shape[1], y.shape[1],
-        k, power_of_2(k), min(1024, power_of_2(max(x.shape[1], y.shape[1]), 16)), lse, options["weights"],
-        "x" in needs, "y" in needs, num_warps=1,
+        k, power_of_2(k, 16), min(1024, power_of_2(max(x.shape[1], y.shape[1]), 64)), lse, options["weights"],
+        "x" in needs, "y" in needs, num_warps=1, rows=x.shape[1] | y.shape[1] | x.stride(0) | y.stride(0),
     )  # fmt: skip
     return {name: stage(f"dscores_{name}", gradients[name]) for name in ("x", "y") if name in needs}
 
