@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("as_on_a_cpu")
 def as_on_a_cpu(monkeypatch):
     """Operators choose their backend as for users: without a GPU the reference, not Triton's interpreter."""
     monkeypatch.setattr("goldsmith.core.device.triton_interpreted", lambda: False)
+    monkeypatch.setattr("goldsmith.Op._chosen", {})
 
 
 def pair(family, experts=False, **changes):

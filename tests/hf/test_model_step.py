@@ -22,6 +22,7 @@ SMALL = "--device cpu --dim 32 --layers 1 --experts 6 --rows 1 --length 8 --step
 @pytest.fixture(autouse=True)
 def _as_on_a_cpu(monkeypatch):
     monkeypatch.setattr("goldsmith.core.device.triton_interpreted", lambda: False)
+    monkeypatch.setattr("goldsmith.Op._chosen", {})
     monkeypatch.setattr(needs, "machine", lambda: replace(machine(), interpreter=False))
 
 

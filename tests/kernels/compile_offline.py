@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,11 +33,10 @@ from triton.errors import TritonError
 from goldsmith import Op
 from goldsmith.assay.declare.case import Make
 from goldsmith.cli.targets import op_dtypes
+from goldsmith.core._kernels import launch
+from goldsmith.mhc.expand._triton import _expand_fwd_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-NOT_LOADED = SimpleNamespace(
-    function=None, packed_metadata=None, launch_metadata=lambda *args: None, run=lambda *args: None
-)  # stands for a compiled kernel and launches nothing
 
 READ_ON_ALL_LANES = re.compile("_(sinkhorn|coefficients)_(fwd|bwd)_kernel")
 INSTRUCTION = re.compile(r"^\s*([\w.]+)\s+(.*);", re.MULTILINE)
@@ -56,6 +55,34 @@ class Card:
         return 0
 
 
+class NotLoaded(SimpleNamespace):
+    """Stands for a compiled kernel and launches nothing, but keeps the arguments of the last launch."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *args: object) -> None:
+        """Nothing."""
+
+    def run(self, *args: object) -> None:
+        self.args = args
+
+
+class Found(dict[Hashable, NotLoaded]):
+    """Replaces the launcher's table of compiled kernels. It finds nothing, so that Triton selects for every launch, and
+    notes the kernels that the launcher would have taken for each other.
+    """
+
+    def __init__(self) -> None:
+        self.confused = set[str]()
+
+    def get(self, key: Hashable, default: None = None) -> None:  # type: ignore[override]
+        return default
+
+    def __setitem__(self, key: Hashable, kernel: NotLoaded) -> None:
+        if self.setdefault(key, kernel) is not kernel:
+            self.confused.add(kernel.name)
+
+
 class Compiler:
     """Replaces Triton's compiler; the launcher passes each variant once."""
 
@@ -69,12 +96,12 @@ class Compiler:
         if self.level == "sums":
             if not known and READ_ON_ALL_LANES.fullmatch(src.fn.__name__):
                 self.report(src, target, options, self.where)
-            return NOT_LOADED
+            return NotLoaded(name=src.fn.__name__)
         if not (self.new_only and known):
             self.report(src, target, options, self.where)
         if not known:
             self.report(all_ones(src), target, options, "every integer 1")
-        return NOT_LOADED
+        return NotLoaded(name=src.fn.__name__)
 
     def report(self, src: ASTSource, target: GPUTarget, options: dict[str, Any], where: str) -> None:
         start, row = time.perf_counter(), {"kernel": src.fn.__name__, "where": where}
@@ -178,8 +205,28 @@ def kernels() -> set[str]:
     return names
 
 
+def launches_alike() -> None:
+    """Launches that differ in what Triton selects by, and in nothing else."""
+    memory = torch.empty(64)
+    for x, stride in ((memory[:6], 3), (memory[1:7], 3), (memory[:6].half(), 3), (memory[:6], 1), (memory[:6], 1.0)):
+        launch.run(_expand_fwd_kernel, (2, 1), x, memory[16:], stride, 3, 4, 16, num_warps=4)
+
+
+def repeated_launch_differs() -> bool:
+    """Whether the launcher passes other arguments to a kernel that it finds again than Triton passed."""
+    launch._compiled = dict[Hashable, Any]()
+    passed = []
+    for _ in "12":
+        launch.run(_expand_fwd_kernel, (2, 1), torch.empty(2, 3), torch.empty(2, 4, 3), 3, 3, 4, 16, num_warps=4)
+        (kernel,) = launch._compiled.values()
+        passed.append(kernel.args)
+    (*begin, _, _, _, x, y), (*same, _, _, _, x_2, y_2) = (arguments[:11] for arguments in passed)
+    pointers = all(map(isinstance, (x, y, x_2, y_2), (torch.Tensor, torch.Tensor, int, int)))
+    return not pointers or begin != same or passed[0][11:] != passed[1][11:]
+
+
 def main(level: str, which: str, *only: str) -> int:
-    compiler = Compiler(level)
+    compiler, launch._compiled = Compiler(level), Found()
     triton.runtime.driver.set_active(Card())
     triton.compiler.compile = compiler
     for op in Op.all().values():
@@ -188,7 +235,9 @@ def main(level: str, which: str, *only: str) -> int:
             for name, compiler.new_only, values in calls(op, which):
                 compiler.where = f"{op.name} {name}"
                 call(op, values)
-    print(json.dumps({"not_launched": sorted(kernels() - compiler.known)}))
+    launches_alike()
+    confused = sorted(launch._compiled.confused) + ["a repeated launch"] * repeated_launch_differs()
+    print(json.dumps({"not_launched": sorted(kernels() - compiler.known), "confused": confused}))
     return int(compiler.failed)
 
 

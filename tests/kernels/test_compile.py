@@ -28,6 +28,7 @@ def compiled(level, which, cache):
     *rows, last = rows_of("compile_offline.py", cache, level, which)
     broken = [f"{row['kernel']}, {row['where']}: {row['error']}" for row in rows if "error" in row]
     assert not broken, "\n\n".join(broken)
+    assert not last["confused"], "launched with the compiled kernel of another launch"
     return rows, last["not_launched"]
 
 

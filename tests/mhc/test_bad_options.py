@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from goldsmith import ShapeError, mhc
+from goldsmith import Op, ShapeError, mhc
 from mhc.calls import DIM, H_RES, F, X, connection, post, pre, says
 
 INF, NAN = float("inf"), float("nan")
@@ -52,6 +52,15 @@ def test_numeric_options_of_the_other_operators():
 def test_integers_are_accepted_as_numbers():
     whole, real = (pre(pre_eps=one(0), post_mult=one(2), rms_eps=one(1)) for one in (int, float))
     assert all(torch.equal(a, b) for a, b in zip(whole, real, strict=True))
+
+
+def test_a_repeated_call_is_not_checked_again_but_an_equal_one_of_other_types_is(monkeypatch):
+    pre(iterations=1)
+    for value in (True, 1.0):
+        message = f"mhc.pre: iterations={value}, expected a whole number of at least 1"
+        says(TypeError, lambda value=value: pre(iterations=value), message)
+    monkeypatch.setattr(Op.get("mhc.pre"), "check", None)
+    pre(iterations=1)
 
 
 def test_flags_that_are_not_bool():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _UNCHANGED = nullcontext()
 Given = TypeVar("Given", Tensor, Tensor | None)
 
@@ -87,7 +87,7 @@ def register(op: Declaration) -> Any:
 
 def plain(tensors: Sequence[Tensor | None]) -> bool:
     """Whether all are torch's own tensors. Subclasses, such as fake tensors, need the dispatcher."""
-    return all(t is None or type(t) in _PLAIN for t in tensors)
+    return _PLAIN.issuperset(map(type, tensors))
 
 
 def watched() -> bool:
@@ -101,6 +101,8 @@ def as_stored(tensors: Sequence[Given]) -> tuple[Given, ...]:
     torch negates some tensors lazily (`z.conj().imag`), and zero gradients may have no memory at all. A kernel cannot
     see either.
     """
+    if not any([t is not None and (t.is_neg() or t._is_zerotensor()) for t in tensors]):
+        return tuple(tensors)
     return tuple(t if t is None else t.new_zeros(t.shape) if t._is_zerotensor() else t.resolve_neg() for t in tensors)
 
 
@@ -192,9 +194,10 @@ def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
         if result.storage_offset():  # a part of a tensor, which the dispatcher's kernels do not see as a view
             return False
         begins.append(result.data_ptr())
-    if 0 in begins:  # a result without numbers
+    distinct = set(begins)
+    if 0 in distinct or len(distinct) < len(begins):  # a result without numbers, or two that share theirs
         return False
-    return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)
+    return distinct.isdisjoint([t.data_ptr() for t in tensors if t is not None])
 
 
 def _split(op: Declaration, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:

@@ -14,13 +14,16 @@ placements on DTensors. Beside the `Op` and the public function, `<op>/op.py` ma
     check(<inputs>, *, <options>) -> None     raises for wrong arguments (eager: before the backend runs; compiled:
                                               while the graph is traced); it calls `check_axes` itself
     fake(<inputs>, *, <options>) -> results   empty tensors of the right shapes, dtypes and devices
+
+`check` and `unsupported` read the types, shapes, dtypes, layouts and devices of tensors and the options, nothing else:
+a call that has all of them in common with an earlier one is not checked again (signatures.py).
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -31,6 +34,7 @@ from torch import Tensor
 from . import autograd, native, sharding
 from .axes import Axes, check_axes, fake, parse_axes
 from .device import BackendUnavailable, UnsupportedCall, grouped_unavailable, triton_unavailable
+from .signatures import keep, signature
 
 FAMILIES = ("mhc", "router", "experts")  # packages whose import registers operators
 
@@ -77,6 +81,7 @@ class Op:
     """
 
     _registry: ClassVar[dict[str, Op]] = {}
+    _chosen: ClassVar[dict[Hashable, str]] = {}  # the backend of calls that passed the checks, by signature
 
     def __init__(
         self,
@@ -152,19 +157,24 @@ class Op:
         plain = autograd.plain(tensors)
         if not plain and sharding.has_dtensor(tensors):
             return sharding.run(self, tensors, backend, options)
+        transformed = autograd.transformed()
         # in that case the fake checks the arguments, and the graph chooses the backend when it runs
         dispatch = torch.compiler.is_compiling()
         if not dispatch:
-            self.check(*tensors, **options)
+            known = signature(self, backend, tensors, options) if plain and not transformed else None
+            chosen = self._chosen.get(known)
+            if chosen is None:
+                self.check(*tensors, **options)
+                chosen = keep(self._chosen, known, self.choose(backend, tensors, options))
+            backend = chosen
             for name in self._floats:  # an integer would compile a kernel again, and large ones do not fit
                 options[name] = float(options[name])
-            backend = self.choose(backend, tensors, options)
-            differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+            differentiable = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors])
             # a meta tensor has no numbers: the fake supplies shape and dtype
             fake = tensors[0] is not None and tensors[0].is_meta
             dispatch = fake or not plain
             dispatch = dispatch or (differentiable and (autograd.watched() or not self.grads))
-        if autograd.transformed():
+        if transformed:
             with autograd.undisturbed(tensors):
                 results = self.reference.forward(*tensors, **options)
         elif dispatch:

@@ -19,39 +19,8 @@ LONGEST = 2**31 // (127 * 128)  # most inputs whose sum of products always fits 
 _REQUIRED = ("x", "topk_ids", "topk_weights", "gate_up", "down")
 
 
-_PASSED: set[tuple[object, ...]] = set()  # signatures that passed: repeating such a call costs 4 us instead of 15
-_MOST_PASSED = 4096
-
-
 def check_moe(op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
     """Check all arguments except the values of topk_ids, which the backend checks."""
-    signature = _signature(op, tensors, options)
-    if signature is None or signature not in _PASSED:
-        _check_all(op, tensors, options)
-        if signature is not None:
-            if len(_PASSED) >= _MOST_PASSED:
-                _PASSED.clear()
-            _PASSED.add(signature)
-
-
-def _signature(op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> tuple[object, ...] | None:
-    """Everything that the checks read, as a key; None if an argument has an unusual type."""
-    parts: list[object] = [op, *tensors, *options]
-    for tensor in tensors.values():
-        if tensor is None:
-            parts.append(None)
-        elif type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_nested:
-            parts += (tensor.shape, tensor.dtype, tensor.device, tensor.layout)
-        else:
-            return None
-    for option in options.values():
-        if option is not None and type(option) not in (bool, int, float, str):
-            return None
-        parts += (type(option), option)
-    return tuple(parts)
-
-
-def _check_all(op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
     present: dict[str, Any] = {name: t for name, t in tensors.items() if t is not None or name in _REQUIRED}
     for name, tensor in present.items():
         check_tensor(op, name, tensor)

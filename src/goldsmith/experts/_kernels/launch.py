@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 import triton
 
-_HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")  # the version whose launcher takes the arguments below
+from ...core._kernels.launch import HAS_KNOWN_LAUNCHER
 
 Argument: TypeAlias = torch.Tensor | int | float | bool
 
@@ -52,5 +52,5 @@ class Launch:
     def _keep(self, compiled: Any, device: torch.device) -> None:
         if compiled is not None:  # None: the interpreter compiles nothing
             self._stream, self._index = triton.runtime.driver.active.get_current_stream, device.index
-            self._run = compiled.run if _HAS_KNOWN_LAUNCHER else None
+            self._run = compiled.run if HAS_KNOWN_LAUNCHER else None
             self._compiled = compiled
