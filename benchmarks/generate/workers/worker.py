@@ -12,7 +12,9 @@ golden FILE,PACKS ID...   logits in float64; random FILE,SEED,ARITHMETIC ID...: 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -93,4 +95,5 @@ def die_with_parent() -> None:
 ROOT = Path(__file__).resolve().parents[3]
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # otherwise the interpreter's end searches torch and transformers for garbage
     main()
