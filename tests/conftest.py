@@ -1,6 +1,8 @@
 """What every test gets: one thread, a seed of its own, and the Triton interpreter where there is no GPU."""
 
+import atexit
 import datetime
+import gc
 import hashlib
 import importlib.util
 import os
@@ -25,6 +27,8 @@ import torch
 
 import interpreted_products
 import one_card
+
+atexit.register(gc.freeze)  # otherwise the interpreter's end searches torch and transformers for garbage
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -61,6 +65,17 @@ def pytest_report_header(config):
     kernels = "on the GPU" if HAS_GPU else "through the interpreter (no CUDA device here)"
     sweeps = "whole sweeps" if config.option.slow else f"sweeps: --day {config.option.day}"
     return f"goldsmith: torch {torch.__version__}, Triton kernels {kernels}, {sweeps}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection():
+    """Collecting imports everything: the collector would search those objects over and over, and none is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # pytest collects five times at its end
+        gc.enable()
 
 
 # What takes longest by itself comes first: at the end a worker has nothing to do while another is at such a test.

@@ -55,6 +55,7 @@ target = assay.Target(sums, lambda x: 4 * x.sum(-1), cases=rows, backward=None)
 TEST = """
 import triton
 from kernels import target
+from wrong_kernels import target as wrong
 
 from goldsmith import assay
 
@@ -64,6 +65,10 @@ def test_sums(assay):
     report = assay.check(target)
     assert report.environment["interpreted"] > 20
     assert triton.runtime.JITFunction.run is run and "__get__" not in vars(triton.runtime.JITFunction)
+
+
+def test_wrong_sums(assay):
+    assay.check(wrong)
 """
 LATE = """
 import sys
@@ -86,8 +91,9 @@ def test_sums():
 """
 
 
-def session(folder, *, factor="1.0", test=TEST):
-    (folder / "kernels.py").write_text(KERNELS.replace("FACTOR", factor))
+def session(folder, test):
+    for name, factor in (("kernels", "1.0"), ("wrong_kernels", "1.5")):
+        (folder / f"{name}.py").write_text(KERNELS.replace("FACTOR", factor))
     (folder / "test_kernels.py").write_text(test)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     plugins = ["-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -102,17 +108,13 @@ def session(folder, *, factor="1.0", test=TEST):
     )  # fmt: skip
 
 
-def test_a_test_session_needs_no_variable_and_shows_no_warning(tmp_path):
-    done = session(tmp_path)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+def test_a_session_needs_no_variable_shows_no_warning_and_a_wrong_kernel_fails_with_its_numbers(tmp_path):
+    done = session(tmp_path, TEST)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "test_wrong_sums" in done.stdout and "y exceeds its rounding bound" in done.stdout, done.stdout
     assert "warning" not in done.stdout.lower()
 
 
-def test_a_wrong_kernel_fails_with_its_numbers(tmp_path):
-    done = session(tmp_path, factor="1.5")
-    assert done.returncode == 1 and "y exceeds its rounding bound" in done.stdout, done.stdout
-
-
 def test_a_candidate_may_import_its_kernels_when_it_runs(tmp_path):
-    done = session(tmp_path, test=LATE)
+    done = session(tmp_path, LATE)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr

@@ -114,7 +114,7 @@ def test_candidates_name_their_problem_in_a_folder(folder):
     (folder / "made/double.py").write_text('PROBLEM = "double"\n\ndef candidate(x, w):\n    return (x + x) * w\n')
     (folder / "made/right.py").write_text(f'PROBLEM = "softmax"\n{RIGHT}')
     (folder / "made/other.py").write_text(f'PROBLEM = "nothing"\n{RIGHT}')
-    result = gate("made", "--problem", "problems", "--probes", "quick", "--json", "-")
+    result = gate("made", "--problem", "problems", "--jobs", 1, "--probes", "quick", "--json", "-")
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(row["candidate"], row["status"], row["reason"]) for row in rows] == [
         ("double", "accepted", ""), ("other", "refused", "unknown_problem"), ("right", "accepted", ""),
@@ -172,6 +172,8 @@ def test_a_terminal_shows_a_bar_that_fits_and_no_line_is_longer(folder, columns)
         "made",
         "--problem",
         "softmax.py",
+        "--jobs",
+        "1",
         "--probes",
         "quick",
         "--bench",

@@ -13,6 +13,8 @@ the kernels of `READ_ON_ALL_LANES` once and counts their contracted sums.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import re
 import subprocess
@@ -242,4 +244,5 @@ def main(level: str, which: str, *only: str) -> int:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # otherwise the interpreter's end searches torch for garbage
     sys.exit(main(*sys.argv[1:]))

@@ -26,7 +26,9 @@ spaces count as one. A comment on the line above a block changes how it is teste
 With --update, blocks of commands whose numbers vary, and that hold no `...`, get what came as their text.
 """
 
+import atexit
 import contextlib
+import gc
 import importlib
 import importlib.util
 import io
@@ -279,4 +281,5 @@ def main(path: str, *flags: str) -> int:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # otherwise the interpreter's end searches torch and transformers for garbage
     sys.exit(main(*sys.argv[1:]))

@@ -13,7 +13,9 @@ golden FILE,N,PACKS ID...   logits of N sequences in float64; random FILE,N,SEED
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -94,4 +96,5 @@ def die_with_parent() -> None:
 ROOT = Path(__file__).resolve().parents[3]
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # otherwise the interpreter's end searches torch and transformers for garbage
     main()

@@ -31,9 +31,9 @@ WRONG = RIGHT.replace("* w", "")
 OPTIONS = GateOptions(probes="quick", seed=1)
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "softmax.py"
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("judges") / "softmax.py"
     path.write_text(SOURCE)
     return path
 
@@ -63,7 +63,7 @@ def test_a_judge_that_dies_is_replaced_and_its_candidate_judged_again(file):
     assert statuses == ["accepted"] * 3
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rewards(file):
     function = reward({"softmax": file}, jobs=1, options=OPTIONS, scores={"accepted": 1.0, "wrong": 0.25})
     yield function
