@@ -14,7 +14,12 @@ CUDA_TEXT = (
     "free. Process 564 has 716.00 MiB memory in use."
 )
 CPU_TEXT = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+WITHOUT_NVML = (
+    'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
+    'CUDACachingAllocator.cpp":1135, please report a bug to PyTorch.'
+)
 NO_MEMORY = [
+    (RuntimeError(WITHOUT_NVML), "out of memory"),
     (torch.OutOfMemoryError(CUDA_TEXT), "out of memory, 514.00 MiB more were needed"),
     (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), "out of memory, 8000 bytes more were needed"),
     (MemoryError(), "out of memory"),
@@ -35,7 +40,7 @@ def short_of(error, fn, when=lambda x: True):
     return limited
 
 
-@pytest.mark.parametrize("error, message", NO_MEMORY, ids=["card", "cpu", "numpy"])
+@pytest.mark.parametrize("error, message", NO_MEMORY, ids=["container", "card", "cpu", "numpy"])
 @pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
 def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, message):
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
@@ -65,11 +70,12 @@ def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, 
     assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and message in text
 
 
-def test_a_candidate_that_runs_out_of_memory_is_unjudged_unless_it_has_findings():
-    short = short_of(torch.OutOfMemoryError(CUDA_TEXT), plain_sum)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(CUDA_TEXT), RuntimeError(WITHOUT_NVML)])
+def test_a_candidate_that_runs_out_of_memory_is_unjudged_unless_it_has_findings(error):
+    short = short_of(error, plain_sum)
     report = assay.check(target(short, cases=three), probes="quick", raises=False)
     assert report.verdict == "unjudged" and {n.case for n in report.notes if n.id == "not_run"} == {"three[T=5]"}
-    wrong = short_of(torch.OutOfMemoryError(CUDA_TEXT), lambda x, w: plain_sum(x, w) * 1.01)
+    wrong = short_of(error, lambda x, w: plain_sum(x, w) * 1.01)
     assert assay.check(target(wrong, cases=three), raises=False).verdict == "fail"
 
 

@@ -285,6 +285,31 @@ def test_numbers_that_pass_a_mask_are_a_wrong_mask(seed, monkeypatch):
     assert any("reaches k.grad" in line and "a wrong mask" in line for line in texts(report, "taint"))
 
 
+def test_numbers_beside_an_infinity_are_not_so_large_that_one_rounding_decides():
+    def scores(x, e):
+        return torch.where(x == -math.inf, 0.0, e)
+
+    def shares(x):
+        top = x.amax(-1, keepdim=True).clamp(min=-1e30)
+        return scores(x, (x - (top + (x - top).exp().sum(-1, keepdim=True).log())).exp())
+
+    def by_powers_of_two(x):  # a right kernel: the sum of logarithms is rounded once more, in base 2
+        x, of_2 = x.float(), 1 / math.log(2)
+        top = x.amax(-1, keepdim=True).clamp(min=-1e30)
+        total = (top + (x - top).exp().sum(-1, keepdim=True).log()) * (of_2 * (1 + 1e-7))
+        return scores(x, torch.addcmul(-total, x, torch.tensor(of_2)).exp2()).bfloat16()
+
+    @assay.case(T=3)
+    def masked(make, T):
+        x = make.normal(T, 5)
+        x[0] = -math.inf
+        return {"x": x}
+
+    kernel = assay.Target(by_powers_of_two, shares, cases=masked, dtypes=(torch.bfloat16,), grads=(), outputs=("y",))
+    report = assay.check(kernel, probes="taint", raises=False)
+    assert report.verdict == "pass", str(report)
+
+
 def test_probes_import_one_another_at_module_level():
     """If two probes share code, it is in a third module, so that no import hides in a function to break a cycle."""
     folder = Path(taint.__file__).parent

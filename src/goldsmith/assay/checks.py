@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -296,8 +295,11 @@ def _float32(examination: Examination, tally: _Tally) -> None:
 def _warm_up(examination: Examination) -> None:
     """One run in advance where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if examination.material.candidate_device.type == "cuda" and "triton" in sys.modules:
-        with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will report the same error
+        try:
             examination.execute("values", "warm-up", RunSettings(), look=False)
+        except Exception as error:
+            if not isinstance(error, Ended) and not memory_errors.of_a_gpu(error):
+                raise  # else the first run will report the same error
 
 
 class _Tally:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core.tracing import TargetError
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..declare.target import Target
+from ..support import memory_errors
 from ..support.output_gradients import gradients_of
 from .interpreted_kernels import interpreted_kernels
 from .memory import overlap
@@ -41,9 +42,9 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
     ):
         try:
             live = _calls(materials, calls, placed, run, results)
-        except (TargetError, torch.OutOfMemoryError):
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a candidate is evidence about it
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
+                raise  # a mistake of the user or a limit of the machine, not of the kernel
             run.error = error
             return run
         left = [t for t in threading.enumerate() if t not in threads]

@@ -17,6 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
+from ..support import memory_errors
 from ..support.output_gradients import gradients_of
 from . import kept_memory, plain_calls
 from .device_moves import moved
@@ -61,12 +62,9 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
         try:
             _forward_and_backward(material, settings, arena, tracer, run)
             _synchronise(material.device)
-        except (
-            TargetError,
-            torch.OutOfMemoryError,
-        ):  # a mistake of the user or a limit of the machine, not of the kernel
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a candidate is evidence about it
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
+                raise  # a mistake of the user or a limit of the machine, not of the kernel
             run.error = error
     run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..support.memory_errors import of_a_gpu
 from . import events as facts
 from .calls import Flag, ModuleCall, begin, small_buffers
 from .events import Event, Likely
@@ -123,7 +124,7 @@ class ModuleChecks:
                 tensor.register_hook(partial(self._arrive, call, number))
         self.host.arrange()
         raised = output is None and isinstance(sys.exc_info()[1], Exception)
-        if call.flags or raised and not isinstance(sys.exc_info()[1], torch.OutOfMemoryError):
+        if call.flags or raised and not of_a_gpu(sys.exc_info()[1]):
             self._repeat([call], outputs, backward=False, stop=self.host.stop and not raised)
 
     # the backward

@@ -114,8 +114,12 @@ def nan_masks(
 
 
 def far(t: Tensor) -> float:
-    """A finite number far outside the values of `t`, and within its dtype."""
-    return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
+    """A finite number far outside the finite values of `t`, and within its dtype.
+
+    Not farther where `t` has an infinity: at the end of the range the rounding of one step decides about all of exp(x).
+    """
+    finite = torch.where(t.isfinite(), t, 0.0)
+    return min(float(finite.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
 def own_decisions(examination: Examination, run: CandidateRun) -> dict[str, Tensor]:

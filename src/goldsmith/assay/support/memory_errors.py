@@ -10,11 +10,23 @@ import torch
 TO_DO = "use smaller sizes in the case, end other programs that use the memory, or choose a device with more of it"
 KEPT = 2**28  # bytes of a GPU's memory that a finished case may leave to the next one
 _ON_A_CPU = "DefaultCPUAllocator"  # part of the RuntimeError that torch raises on a CPU
+# Parts of the RuntimeError that torch raises on a GPU where it cannot ask the driver for the list of processes which
+# its text of an out-of-memory error has, as in a container without NVML
+_WITHOUT_NVML = ("nvmlInit", "CUDACachingAllocator")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and _ON_A_CPU in str(error)
+    return (
+        of_a_gpu(error)
+        or isinstance(error, MemoryError)
+        or (isinstance(error, RuntimeError) and _ON_A_CPU in str(error))
+    )
+
+
+def of_a_gpu(error: BaseException | None) -> bool:
+    """Whether a GPU's memory ran out, which other processes use too: no evidence about the candidate."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and all(part in str(error) for part in _WITHOUT_NVML)
     )
 
 
