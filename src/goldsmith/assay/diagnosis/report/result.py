@@ -68,11 +68,6 @@ class DiagnosisFacts:
     def ok(self) -> bool:
         return self.verdict == PASS
 
-    @property
-    def first_lines(self) -> list[SourceLine]:
-        """The lines whose edits a search for a patch tries first."""
-        return [] if self.line is None else [self.line.at]
-
     def faults_of_other_runs(self) -> dict[str, str]:
         """The stages that are right in the plain run and wrong in others, each with the first of these runs."""
         right = {stage.name for stage in self.stages if stage.state == OK}

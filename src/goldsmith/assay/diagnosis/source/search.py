@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...declare.target import Target
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
+from ..trace.faulty_line import FaultyLine
 from .acceptance import Acceptance
 from .children.mutants import EditOutcome, Mutants
 from .edits.edit_queue import EditQueue, Line
@@ -53,10 +54,17 @@ class PatchSearch:
 
 @dataclass(frozen=True)
 class Hints:
-    """Where to begin. lines: that a trace names, before all; causes: of the golden-side edits that fit."""
+    """Where to begin.
+
+    lines   that a trace names, before all
+    region  (file, line) of what leads from there to the wrong results; beside: of all else that ran, after the rest
+    causes  of the golden-side edits that fit
+    """
 
     lines: Collection[Line] = ()
     causes: Collection[str] = ()
+    region: Collection[tuple[str, int]] = ()
+    beside: Collection[tuple[str, int]] = ()
 
 
 @dataclass
@@ -79,7 +87,7 @@ def find_patch(
     examinations: Sequence[Examination],
     seconds: float,
     *,
-    first_lines: Sequence[object] = (),
+    line: FaultyLine | None = None,
     causes: Sequence[str] = (),
     progress: Progress = lambda text: None,
     propose: str | None = None,
@@ -88,13 +96,15 @@ def find_patch(
     """The smallest edit of the candidate's source that passes everything.
 
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
-    first_lines: lines to try before all others, each with `file`, `line` and `function`
+    line: that a trace names, to try before all others
     causes: ids of causes, whose inverse edits are tried earlier
     propose: a command that gets the evidence and returns patches, which are tried before all edits
     """
     clock = _Deadline(time.monotonic() + seconds, seconds)
     search = PatchSearch()
-    lines = [(str(n.file), int(n.line), str(n.function)) for n in first_lines]  # type: ignore[attr-defined]
+    hints = Hints([], inverse_kinds(causes))
+    if line is not None:
+        hints = Hints([(line.at.file, line.at.line, line.at.function)], hints.causes, line.region, line.beside)
     try:
         source = candidate_source(target)
         problems = [p for e in dict.fromkeys(examinations) for p in [of_examination(e)] if p is not None]
@@ -106,7 +116,7 @@ def find_patch(
                 raise NoSource("the failing case is right in a plain run, so that it cannot tell edits apart")
             acceptance = Acceptance(target, source, examinations[0], mutants.original.wrong)
             survivors = Survivors(acceptance, source, mutants, examinations[0], progress)
-            hunt = _Hunt(search, mutants, survivors, clock, Hints(lines, inverse_kinds(causes)), progress)
+            hunt = _Hunt(search, mutants, survivors, clock, hints, progress)
             try:
                 if propose is not None:
                     offered = proposals(propose, source, evidence or {}, _PROPOSING * seconds)
@@ -173,7 +183,8 @@ class _Hunt:
 
     def run(self, edits: EveryEdit) -> None:
         original = self.mutants.original
-        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far)
+        beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
+        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside)
         for batch in queue.batches(_BATCH):
             right: list[Edit] = []
             for edit, outcome in self._tried(batch):

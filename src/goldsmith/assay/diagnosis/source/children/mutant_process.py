@@ -26,12 +26,14 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ....execute.interpreter import watching
 from ....execute.memory import LAYOUTS
 from ....execute.records import Material, PlainCalls, RunSettings
 from ....execute.run import execute
@@ -98,6 +100,7 @@ class _Mutant:
         self.wrong: list[str] = []
         self.decided = 0  # the problem whose results these are
         self.kinds: Kinds = {}
+        self.quick = ExitStack()  # Triton's interpreter without needless work, for all edits
         self.further: list[tuple[Mapping[str, Any], dict[str, Tensor | None]]] = []
 
     def first(self) -> dict[str, Any]:
@@ -109,6 +112,7 @@ class _Mutant:
         with observing(frozenset(self.modules.modules.values()), self.kinds):
             first = self.outcome(self.base, _FIRST)
         self.results, self.wrong, self.decided = dict(self.last), list(first["wrong"]), first["problem"]
+        self.quick.enter_context(watching())  # now that the files have imported Triton
         if first["state"] == SLOW:
             return {**first, "kinds": {}}
         return {**self.outcome(self.base, _FIRST), "kinds": self.kinds}

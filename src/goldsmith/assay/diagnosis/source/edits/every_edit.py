@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from ..reading.candidate_source import BACKWARD, FORWARD, Part
-from ..reading.source_file import first_line
+from ..reading.source_file import first_line, head_lines
 from ..reading.value_kinds import kinds_of
 from .call_edits import call_edits
 from .edits import Edit, Function, Place, cheapest_first
@@ -45,6 +46,15 @@ class EveryEdit:
                 beside = [f for f in self.functions if f is not function]
                 found += scope_edits(function, beside, {line for _, line in own})
         return cheapest_first(found)
+
+    def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:
+        """The statements in which these lines are; of a loop or a condition, only the head counts."""
+        return {
+            (f.file.path, n.lineno)
+            for f in self.functions
+            for n in f.nodes
+            if isinstance(n, ast.stmt) and any((f.file.path, line) in lines for line in head_lines(n))
+        }
 
 
 def near_edits(function: Function) -> list[Edit]:

@@ -14,6 +14,8 @@ _MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one
 _WORD = re.compile(r"\w+")
 _SUMS, _PRODUCTS = (ast.Add, ast.Sub), (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult)
 _INDEX = ("range", "arange")
+_UNREAD = 0.6  # cost less for a name that nothing reads
+_IDLE = ("store", "atomic_add", "program_id", "arange", "range", "len", "zeros", "empty", "full")  # no terms of sums
 
 
 def name_edits(function: Function) -> Iterator[Edit]:
@@ -36,7 +38,7 @@ def scope_edits(function: Function, beside: Sequence[Function], lines: Collectio
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
             for name in function.names:
-                yield function.swap(node, name, "a name for a number", 2.6)
+                yield function.swap(node, name, "a name for a number", 2.6 - _UNREAD * (name in function.unread))
         if isinstance(node, ast.Name):
             yield from _names(function, node, others=True)
         if not isinstance(node, ast.Constant):
@@ -81,7 +83,7 @@ def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator
             kind = function.kinds.get(name)
             apart = 0.3 if own is None or kind is None else 0.0 if own == kind else 0.3 if fits(own, kind) else 1.2
             if (apart > 1) is others:
-                cost = 1.9 + apart - 0.6 * _likeness(name, node.id)
+                cost = 1.9 + apart - 0.6 * _likeness(name, node.id) - _UNREAD * (name in function.unread)
                 yield function.swap(node, name, "another name", cost)
                 if len(spans) > 1 and spans[0] == function.file.span(node):
                     yield function.edit(node, "another name", cost + 0.1, *((*span, name) for span in spans))
@@ -175,6 +177,7 @@ def _terms(
     operators = ("" if inside in _SUMS else "+-") + ("" if inside in _PRODUCTS else "*/")
     for name in function.names:
         far, kind = min(0.6, 0.03 * near.get(name, 20)), function.kinds.get(name, "?")
+        far -= _UNREAD * (name in function.unread)
         if address:
             if kind[0] in "i?":
                 yield function.swap(node, f"{text} + {name}", "offset added", 1.3 + far / 2)
@@ -187,18 +190,31 @@ def _terms(
             word = "factor added" if operator in "*/" else "addend added"
             for form in _forms(function, name):
                 yield function.swap(node, f"{left} {operator} {form}", word, 1.7 + far + 0.2 * (operator in "-/"))
+        if kind[0] in "f?" and name in function.unread and inside not in _SUMS:
+            for other in function.names:
+                for operator in "+-":
+                    yield function.swap(node, f"{text} {operator} {other} * {name}", "addend added", 2.3)
     for number in () if address else ("2", "0.5"):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
+    for operator in () if address or inside in _SUMS else "+-":
+        yield function.swap(node, f"1 {operator} {joined}", "addend added", 2.2)
     for other, _, place in expressions:
         far = min(0.6, 0.03 * abs(place.lineno - line))
-        product = isinstance(place, ast.BinOp) and isinstance(place.op, ast.Mult)
-        if product or isinstance(place, ast.Subscript | ast.Attribute):
-            if inside not in _SUMS or address:
+        product, sum_there = (isinstance(place, ast.BinOp) and isinstance(place.op, ops) for ops in (ast.Mult, _SUMS))
+        if product or sum_there or _is_term(place):
+            if not sum_there and (inside not in _SUMS or address):
                 yield function.swap(node, f"{text} + {other}", "addend added", 2.2 + far)
             if not product and not address and inside not in _PRODUCTS:
-                yield function.swap(node, f"{joined} * {other}", "factor added", 2.0 + far)
+                factor = f"({other})" if sum_there else other
+                yield function.swap(node, f"{joined} * {factor}", "factor added", 2.0 + far)
         elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
             yield function.swap(node, f"{joined} & ({other})", "condition added", 2.2 + far)
+
+
+def _is_term(node: ast.expr) -> bool:
+    """Whether an expression may be a term that is missing elsewhere: no index arithmetic, no new memory."""
+    name = getattr(getattr(node, "func", None), "attr", getattr(getattr(node, "func", None), "id", ""))
+    return isinstance(node, ast.Subscript | ast.Attribute) or isinstance(node, ast.Call) and name not in _IDLE
 
 
 def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:

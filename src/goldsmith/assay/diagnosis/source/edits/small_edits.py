@@ -155,8 +155,9 @@ def _calls(function: Function, node: ast.Call) -> Iterator[Edit]:
         inner = node.func.value
         if not (isinstance(inner, ast.Name) and inner.id in function.called):
             yield function.swap(node, file.text(inner), "call removed", 1.2)
-    if len(arguments) == 1 and not node.keywords and not isinstance(arguments[0], ast.Starred):
-        yield function.swap(node, file.text(arguments[0]), "call removed", 1.5)
+    for argument in arguments if len(arguments) <= 2 and not node.keywords else ():
+        if not isinstance(argument, ast.Starred):
+            yield function.swap(node, file.text(argument), "call removed", 1.5)
     if name == "float" and arguments and isinstance(arguments[0], ast.Constant) and arguments[0].value == "inf":
         parent = file.parents.get(node)
         if isinstance(parent, ast.UnaryOp):
