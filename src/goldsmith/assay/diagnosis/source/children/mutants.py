@@ -63,6 +63,7 @@ class Mutants:
         self.ends = False  # the files as they are end their process
         self.extra: list[Mapping[str, object]] = []
         self.kinds: dict[str, dict[str, str]] = {}
+        self.known: dict[str, object] | None = None  # what the first process found out about the files as they are
         self.original = self._begin()
 
     def tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
@@ -184,11 +185,13 @@ class Mutants:
             "problems": list(self.problems),
             "edited": self.source.edited_texts(),
             "unseen": self.ends,
+            "known": self.known,
         }
         try:
             send(self.connection, 0, message, pickled=True)
             reply: Any = self._receive(_BEGIN)
             self.kinds = reply.get("kinds", {}) or self.kinds
+            self.known = self.known or reply.get("known")
             return _outcome(reply)
         except (TimeoutError, Closed, Malformed, OSError) as error:
             self.close()
