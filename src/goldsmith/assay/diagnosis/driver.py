@@ -227,7 +227,8 @@ def _find_patch(
         {"target": target.name, "wrong": sorted(failing.bad), "diagnosis": diagnosis.to_json()} if propose else {}
     )
     search = find_patch(
-        target, examinations, seconds, line=diagnosis.line, causes=causes, progress=progress, propose=propose, evidence=evidence,
+        target, examinations, seconds, line=diagnosis.line, causes=causes, progress=progress, propose=propose,
+        evidence=evidence,
     )  # fmt: skip
     diagnosis.patch = search.patch
     if search.patch is not None:

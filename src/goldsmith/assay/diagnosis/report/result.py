@@ -14,7 +14,7 @@ from ...report.results import _plain as plain_json
 from ..causes.rank import Cause
 from ..facts.evidence import OK, Evidence, StageState
 from ..source.patch import Patch
-from ..trace.faulty_line import FaultyLine, SourceLine
+from ..trace.faulty_line import FaultyLine
 
 SCHEMA = 1
 _TABLES = ("fits", "ratios", "permutations", "memory")
