@@ -26,6 +26,7 @@ from .survivors import Survivors
 _SHARE, _UNBOUNDED = 0.4, 60.0  # of the budget of a diagnosis; seconds if there is none
 _BATCH = 40
 _SECOND = 0.35  # share of the time for a second edit, if single ones mend a part
+_PART = 0.5  # share of the wrong elements that an edit must leave, at most, if it mends no whole result
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
 _PROPOSING = 0.5  # share of the time for the program that proposes patches
 _LAYOUTS = 0.3  # share of the time for a second edit, if the first leaves other layouts wrong
@@ -222,7 +223,8 @@ class _Hunt:
 def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
     if outcome.problem != original.problem:
         return outcome.problem > original.problem
-    return set(outcome.wrong) < set(original.wrong)
+    wrong, before = set(outcome.wrong), set(original.wrong)
+    return wrong < before or wrong == before and outcome.share <= _PART * original.share
 
 
 def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
