@@ -56,6 +56,16 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "factor that is a sum": ("y = x\nz = w * (1 - n)", "y = x * (1 - n)\nz = w * (1 - n)"),
     "factor that is a call": ("y = x\nz = torch.exp(w)", "y = x * torch.exp(w)\nz = torch.exp(w)"),
     "term with a name that nothing reads": ("m = x.sum()\ny = x", "m = x.sum()\ny = x - w * m"),
+    "sum of all parts": ("y = x[-1]", "y = x.sum(0)"),
+    "masked value": ("z = mask\ny = tl.sum(x)", "z = mask\ny = tl.sum(tl.where(mask, x, 0.0))"),
+    "twin": (
+        "m_x = w\nm_y = n\nd_x = w + x\nd_y = n + y * m_y\ny = x",
+        "m_x = w\nm_y = n\nd_x = n + x * m_x\nd_y = n + y * m_y\ny = x",
+    ),
+    "missing twin": (
+        "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = 2\nx = y",
+        "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = d_y + 1\nm_y = 2\nx = y",
+    ),
     "limit": ("y = min(x, n)", "y = x"),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }

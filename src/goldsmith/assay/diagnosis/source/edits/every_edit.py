@@ -14,6 +14,7 @@ from .edits import Edit, Function, Place, cheapest_first
 from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
 from .statement_edits import statement_edits
+from .twin_edits import twin_edits
 
 _OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it
 
@@ -44,7 +45,8 @@ class EveryEdit:
             self.done |= own
             if own:
                 beside = [f for f in self.functions if f is not function]
-                found += scope_edits(function, beside, {line for _, line in own})
+                lines = {line for _, line in own}
+                found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
         return cheapest_first(found)
 
     def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:

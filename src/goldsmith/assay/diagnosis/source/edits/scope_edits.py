@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from difflib import SequenceMatcher
 
 from ..reading.value_kinds import fits
+from .call_edits import masks_of
 from .edits import Edit, Function, loads
 
 _MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one expression
@@ -15,6 +16,7 @@ _WORD = re.compile(r"\w+")
 _SUMS, _PRODUCTS = (ast.Add, ast.Sub), (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult)
 _INDEX = ("range", "arange")
 _UNREAD = 0.6  # cost less for a name that nothing reads
+_REDUCTIONS = ("sum", "max", "min", "dot", "exp")
 _IDLE = ("store", "atomic_add", "program_id", "arange", "range", "len", "zeros", "empty", "full")  # no terms of sums
 
 
@@ -132,7 +134,7 @@ def _exchanged(
         if other != text and id(place) not in inner
     )
     for _, other in shared[:_MOST_EXPRESSIONS]:
-        yield function.swap(node, other, "another expression", 3.2 - 1.2 * _likeness(text, other))
+        yield function.swap(node, other, "another expression", 2.4 - 1.2 * _likeness(text, other))
 
 
 def _takes_terms(function: Function, node: ast.expr) -> bool:
@@ -189,7 +191,12 @@ def _terms(
             left = joined if operator in "*/" and sum_ else left
             word = "factor added" if operator in "*/" else "addend added"
             for form in _forms(function, name):
-                yield function.swap(node, f"{left} {operator} {form}", word, 1.7 + far + 0.2 * (operator in "-/"))
+                yield function.swap(
+                    node,
+                    f"{left} {operator} {form}",
+                    word,
+                    1.7 + far + 0.2 * (operator in "*/") + 0.2 * (operator in "-/"),
+                )
         if kind[0] in "f?" and name in function.unread and inside not in _SUMS:
             for other in function.names:
                 for operator in "+-":
@@ -206,9 +213,9 @@ def _terms(
                 yield function.swap(node, f"{text} + {other}", "addend added", 2.2 + far)
             if not product and not address and inside not in _PRODUCTS:
                 factor = f"({other})" if sum_there else other
-                yield function.swap(node, f"{joined} * {factor}", "factor added", 2.0 + far)
+                yield function.swap(node, f"{joined} * {factor}", "factor added", 2.2 + far)
         elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
-            yield function.swap(node, f"{joined} & ({other})", "condition added", 2.2 + far)
+            yield function.swap(node, f"{joined} & ({other})", "condition added", 1.7 + far)
 
 
 def _is_term(node: ast.expr) -> bool:
@@ -223,5 +230,11 @@ def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:
         return
     joined = f"({text})" if isinstance(node, ast.BinOp) else text
     triton = "tl" in {n.id for n in function.nodes if isinstance(n, ast.Name)}
+    parent = function.file.parents.get(node)
+    summed = isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") in _REDUCTIONS
+    if triton and (summed or isinstance(parent, ast.Assign | ast.AugAssign)):
+        for mask in masks_of(function):
+            for value in ("0.0", '-float("inf")'):
+                yield function.swap(node, f"tl.where({mask}, {text}, {value})", "mask added", 1.8)
     for call in (".to(tl.float32)",) if triton else (".clone()", ".contiguous()", ".float()", ".detach()", ".T", ".mT"):
-        yield function.swap(node, f"{joined}{call}", "call added", 2.8)
+        yield function.swap(node, f"{joined}{call}", "call added", 2.0)
