@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # benchmarks.kernelfault.lines, 44 faults drawn at random (x86, torch 2.13, 2026-11)
@@ -93,7 +93,8 @@ class FaultyLine:
         return lines
 
     def to_json(self) -> dict[str, object]:
-        data = asdict(self)
+        data = asdict(replace(self, region=(), beside=()))
+        del data["region"], data["beside"]
         return data.pop("at") | data | {"sentences": self.sentences}
 
     @staticmethod

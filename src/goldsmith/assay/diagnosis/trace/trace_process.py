@@ -194,7 +194,7 @@ def _line(trace: ComparedRun, lookup: Lookup, wrong_step: WrongStep) -> dict[str
         border.at.line if border is not None and border.at is not None else 0,
         tuple(region), tuple(p for p in every if p not in region),
     )  # fmt: skip
-    return {"line": faulty.to_json()}
+    return {"line": {**faulty.to_json(), "region": faulty.region, "beside": faulty.beside}}
 
 
 def _places(trace: ComparedRun, steps: Iterable[int]) -> dict[tuple[str, int], None]:
