@@ -149,6 +149,17 @@ def test_lines_that_a_trace_shows_to_be_right_come_last_and_are_not_probed():
     assert queue.probes == 1 and next(queue.batches(2)) == [other, right]
 
 
+def test_the_loop_around_a_line_that_a_trace_names_comes_before_other_lines():
+    file = source_of("m = w\nfor i in range(n):\n    z = x\n    z = w\n    z = x * i\n    y = z")
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, file.tree.body[0])]
+    around = edits.around([("kernel.py", 7)])
+    assert around == {("kernel.py", 3)}
+    loop, other = (Edit("kernel.py", ((n, n, "x"),), "number", 1.0, n, n, "f") for n in (3, 2))
+    queue = EditQueue([other, loop], first=[("kernel.py", 7, "f")], around=around)
+    assert next(queue.batches(2)) == [loop, other]
+
+
 def test_a_name_that_nothing_reads_is_an_early_factor():
     file = source_of("m = x.sum()\nz = w\ny = x")
     edits = EveryEdit([], ())

@@ -184,8 +184,9 @@ class _Hunt:
 
     def run(self, edits: EveryEdit) -> None:
         original = self.mutants.original
+        around = edits.around([(path, line) for path, line, _ in self.hints.lines])
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
-        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside)
+        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around)
         for batch in queue.batches(_BATCH):
             right: list[Edit] = []
             for edit, outcome in self._tried(batch):

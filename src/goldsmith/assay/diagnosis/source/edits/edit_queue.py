@@ -29,6 +29,7 @@ class EditQueue:
     wrong  names of the wrong results
     first  lines to try before all others
     kinds  kinds of edits to try earlier
+    around loops and conditions around such lines, nearly as early
     beside statements whose operations, as a trace shows, are right or lead to right results only
     """
 
@@ -40,9 +41,10 @@ class EditQueue:
         kinds: Collection[str] = (),
         far: Callable[[Collection[Place] | None], list[Edit]] = lambda places: [],
         beside: Collection[Place] = (),
+        around: Collection[Place] = (),
     ):
         self.wrong, self.lines, self.kinds, self.far = set(wrong), set(first), set(kinds), far
-        self.beside = set(beside)
+        self.beside, self.around = set(beside), set(around)
         self.waiting: deque[Edit] = deque()
         self.idle: Counter[Place] = Counter()
         self.moving: set[Place] = set()
@@ -107,7 +109,7 @@ class EditQueue:
         if self.lines:
             distance = self._distance(edit)
             near = _NEAR * any(edit.function == f for _, _, f in self.lines)
-            cost -= _FIRST if not distance else _CLOSE if distance <= _LINES else near
+            cost -= _FIRST if not distance else _CLOSE if distance <= _LINES or at in self.around else near
         return cost
 
     def _distance(self, edit: Edit) -> float:

@@ -49,6 +49,16 @@ class EveryEdit:
                 found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
         return cheapest_first(found)
 
+    def around(self, lines: Collection[tuple[str, int]]) -> set[Place]:
+        """The loops and conditions in whose bodies these lines are: their bounds show there first."""
+        return {
+            (f.file.path, n.lineno)
+            for f in self.functions
+            for n in f.nodes
+            if isinstance(n, ast.For | ast.While | ast.If)
+            and any(path == f.file.path and n.lineno < line <= (n.end_lineno or 0) for path, line in lines)
+        }
+
     def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:
         """The statements in which these lines are; of a loop or a condition, only the head counts."""
         return {
