@@ -28,6 +28,7 @@ _BATCH = 40
 _MEMORY = 2 << 30  # bytes
 _BEGIN = 90.0  # seconds for the files as they are
 _LEAST, _TIMES = 0.5, 8.0  # seconds for one edit: at least, and as a multiple of what the files as they are take
+_LARGER = 4.0  # times as many for a further problem, which may have larger sizes
 _LATE = 1.0  # seconds more until the process is ended, since an alarm interrupts no C code
 
 
@@ -107,9 +108,11 @@ class Mutants:
 
     def confirmed(self, texts: Mapping[str, str]) -> list[EditOutcome] | None:
         """The outcomes of the further problems, in which only that is wrong for which the edit is to blame."""
-        message = {"do": "confirm", "edited": dict(texts), "seconds": self.seconds}
-        seconds = _LATE + self.seconds * max(1, len(self.extra))
-        return self._asked(message, seconds, lambda reply: [_outcome(r) for r in reply])
+        seconds = _LARGER * self.seconds
+        message = {"do": "confirm", "edited": dict(texts), "seconds": seconds}
+        return self._asked(
+            message, _LATE + seconds * max(1, len(self.extra)), lambda reply: [_outcome(r) for r in reply]
+        )
 
     def more_work(self, texts: Mapping[str, str]) -> float:
         """The largest ratio of the work with the edit to that without, among the further problems; 1 if unknown."""
