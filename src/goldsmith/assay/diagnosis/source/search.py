@@ -124,7 +124,7 @@ def find_patch(
                     search.refused += offered.refused
                     survivors.adopt(_judged(offered.edits, target, source, problems, survivors, hunt, on_cuda))
                 hunt.run(EveryEdit(source.parts, mutants.original.wrong, mutants.kinds))
-                if survivors.best is None and hunt.better:
+                if survivors.found_at is None and hunt.better:
                     _mend_rest(hunt, source, problems, on_cuda)
                 if survivors.best is None and survivors.with_layouts:
                     _mend_layouts(hunt, source, problems, on_cuda)
