@@ -52,6 +52,21 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "out of the loop": ("for i in range(n):\n    z = w\n    y = z", "for i in range(n):\n    z = w\ny = z"),
     "term in the root": ("y = torch.sqrt(x) + n", "y = torch.sqrt(x + n)"),
     "term beside the root": ("y = torch.sqrt(x + n)", "y = torch.sqrt(x) + n"),
+    "one and a term": ("y = x * w", "y = 1 + x * w"),
+    "factor that is a sum": ("y = x\nz = w * (1 - n)", "y = x * (1 - n)\nz = w * (1 - n)"),
+    "factor that is a call": ("y = x\nz = torch.exp(w)", "y = x * torch.exp(w)\nz = torch.exp(w)"),
+    "term with a name that nothing reads": ("m = x.sum()\ny = x", "m = x.sum()\ny = x - w * m"),
+    "sum of all parts": ("y = x[-1]", "y = x.sum(0)"),
+    "masked value": ("z = mask\ny = tl.sum(x)", "z = mask\ny = tl.sum(tl.where(mask, x, 0.0))"),
+    "twin": (
+        "m_x = w\nm_y = n\nd_x = w + x\nd_y = n + y * m_y\ny = x",
+        "m_x = w\nm_y = n\nd_x = n + x * m_x\nd_y = n + y * m_y\ny = x",
+    ),
+    "missing twin": (
+        "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = 2\nx = y",
+        "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = d_y + 1\nm_y = 2\nx = y",
+    ),
+    "limit": ("y = min(x, n)", "y = x"),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }
 
@@ -126,6 +141,31 @@ def test_edits_that_bring_in_expressions_are_made_for_places_that_matter_first()
         for edit in batch:
             queue.learn(edit, EditOutcome("wrong", ("y",), moved=edit.line == 3), False)
     assert asked == [{7, 8, 9, 10, 11}, {3}, None]
+
+
+def test_lines_that_a_trace_shows_to_be_right_come_last_and_are_not_probed():
+    right, other = (Edit("kernel.py", ((n, n, "x"),), "number", cost, n, n) for n, cost in ((1, 1.0), (2, 1.5)))
+    queue = EditQueue([right, other], beside={("kernel.py", 1)})
+    assert queue.probes == 1 and next(queue.batches(2)) == [other, right]
+
+
+def test_the_loop_around_a_line_that_a_trace_names_comes_before_other_lines():
+    file = source_of("m = w\nfor i in range(n):\n    z = x\n    z = w\n    z = x * i\n    y = z")
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, file.tree.body[0])]
+    around = edits.around([("kernel.py", 7)])
+    assert around == {("kernel.py", 3)}
+    loop, other = (Edit("kernel.py", ((n, n, "x"),), "number", 1.0, n, n, "f") for n in (3, 2))
+    queue = EditQueue([other, loop], first=[("kernel.py", 7, "f")], around=around)
+    assert next(queue.batches(2)) == [loop, other]
+
+
+def test_a_name_that_nothing_reads_is_an_early_factor():
+    file = source_of("m = x.sum()\nz = w\ny = x")
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, file.tree.body[0])]
+    cost = {e.applied(file.data).decode().splitlines()[-1].strip(): e.cost for e in edits.far()}
+    assert cost["y = x * m"] < cost["y = x * w"]
 
 
 def test_a_place_that_moves_right_results_as_well_comes_later():

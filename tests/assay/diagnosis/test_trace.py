@@ -113,6 +113,9 @@ def test_a_line_of_an_interpreted_kernel_is_named(tmp_path, right, wrong):
     line = _traced(load(tmp_path, TRITON.replace(right, wrong, 1)).target)
     assert wrong in line.expression
     assert line.at.function == "_kernel"
+    assert (line.at.file, line.at.line) in line.region
+    assert not set(line.beside) & set(line.region)
+    assert line.beside or "sum" in wrong  # what comes before the first line is not judged
 
 
 def test_the_line_is_shown_and_is_data(tmp_path):

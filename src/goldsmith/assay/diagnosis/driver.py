@@ -221,13 +221,13 @@ def _find_patch(
     from .source.search import find_patch, patch_seconds  # loads what starts child processes
 
     seconds = patch_seconds(clock.seconds, time.perf_counter() - clock.started)
-    examinations, lines = [clock.smallest or failing, failing], diagnosis.first_lines
+    examinations = [clock.smallest or failing, failing]
     causes = [c.id for c in diagnosis.causes[:2]]
     evidence = (
         {"target": target.name, "wrong": sorted(failing.bad), "diagnosis": diagnosis.to_json()} if propose else {}
     )
     search = find_patch(
-        target, examinations, seconds, first_lines=lines, causes=causes, progress=progress, propose=propose,
+        target, examinations, seconds, line=diagnosis.line, causes=causes, progress=progress, propose=propose,
         evidence=evidence,
     )  # fmt: skip
     diagnosis.patch = search.patch

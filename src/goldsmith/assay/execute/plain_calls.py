@@ -49,7 +49,8 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
             return run
         left = [t for t in threading.enumerate() if t not in threads]
         results.threads = len(left)
-        time.sleep(_LONG_WATCH if left else calls.watch)
+        if left or calls.watch:
+            time.sleep(_LONG_WATCH if left else calls.watch)
         if material.device.type == "cuda":
             torch.cuda.synchronize(material.device)
     results.late = [(i, n) for i, n, t in live if not _same(t, results.outputs[i][n])]

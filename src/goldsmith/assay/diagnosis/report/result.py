@@ -14,7 +14,7 @@ from ...report.results import _plain as plain_json
 from ..causes.rank import Cause
 from ..facts.evidence import OK, Evidence, StageState
 from ..source.patch import Patch
-from ..trace.faulty_line import FaultyLine, SourceLine
+from ..trace.faulty_line import FaultyLine
 
 SCHEMA = 1
 _TABLES = ("fits", "ratios", "permutations", "memory")
@@ -67,11 +67,6 @@ class DiagnosisFacts:
     @property
     def ok(self) -> bool:
         return self.verdict == PASS
-
-    @property
-    def first_lines(self) -> list[SourceLine]:
-        """The lines whose edits a search for a patch tries first."""
-        return [] if self.line is None else [self.line.at]
 
     def faults_of_other_runs(self) -> dict[str, str]:
         """The stages that are right in the plain run and wrong in others, each with the first of these runs."""

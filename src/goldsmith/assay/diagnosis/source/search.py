@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...declare.target import Target
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
+from ..trace.faulty_line import FaultyLine
 from .acceptance import Acceptance
 from .children.mutants import EditOutcome, Mutants
 from .edits.edit_queue import EditQueue, Line
@@ -25,6 +26,7 @@ from .survivors import Survivors
 _SHARE, _UNBOUNDED = 0.4, 60.0  # of the budget of a diagnosis; seconds if there is none
 _BATCH = 40
 _SECOND = 0.35  # share of the time for a second edit, if single ones mend a part
+_PART = 0.5  # share of the wrong elements that an edit must leave, at most, if it mends no whole result
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
 _PROPOSING = 0.5  # share of the time for the program that proposes patches
 _LAYOUTS = 0.3  # share of the time for a second edit, if the first leaves other layouts wrong
@@ -53,10 +55,17 @@ class PatchSearch:
 
 @dataclass(frozen=True)
 class Hints:
-    """Where to begin. lines: that a trace names, before all; causes: of the golden-side edits that fit."""
+    """Where to begin.
+
+    lines   that a trace names, before all
+    region  (file, line) of what leads from there to the wrong results; beside: of all else that ran, after the rest
+    causes  of the golden-side edits that fit
+    """
 
     lines: Collection[Line] = ()
     causes: Collection[str] = ()
+    region: Collection[tuple[str, int]] = ()
+    beside: Collection[tuple[str, int]] = ()
 
 
 @dataclass
@@ -79,7 +88,7 @@ def find_patch(
     examinations: Sequence[Examination],
     seconds: float,
     *,
-    first_lines: Sequence[object] = (),
+    line: FaultyLine | None = None,
     causes: Sequence[str] = (),
     progress: Progress = lambda text: None,
     propose: str | None = None,
@@ -88,13 +97,15 @@ def find_patch(
     """The smallest edit of the candidate's source that passes everything.
 
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
-    first_lines: lines to try before all others, each with `file`, `line` and `function`
+    line: that a trace names, to try before all others
     causes: ids of causes, whose inverse edits are tried earlier
     propose: a command that gets the evidence and returns patches, which are tried before all edits
     """
     clock = _Deadline(time.monotonic() + seconds, seconds)
     search = PatchSearch()
-    lines = [(str(n.file), int(n.line), str(n.function)) for n in first_lines]  # type: ignore[attr-defined]
+    hints = Hints([], inverse_kinds(causes))
+    if line is not None:
+        hints = Hints([(line.at.file, line.at.line, line.at.function)], hints.causes, line.region, line.beside)
     try:
         source = candidate_source(target)
         problems = [p for e in dict.fromkeys(examinations) for p in [of_examination(e)] if p is not None]
@@ -106,14 +117,14 @@ def find_patch(
                 raise NoSource("the failing case is right in a plain run, so that it cannot tell edits apart")
             acceptance = Acceptance(target, source, examinations[0], mutants.original.wrong)
             survivors = Survivors(acceptance, source, mutants, examinations[0], progress)
-            hunt = _Hunt(search, mutants, survivors, clock, Hints(lines, inverse_kinds(causes)), progress)
+            hunt = _Hunt(search, mutants, survivors, clock, hints, progress)
             try:
                 if propose is not None:
                     offered = proposals(propose, source, evidence or {}, _PROPOSING * seconds)
                     search.refused += offered.refused
                     survivors.adopt(_judged(offered.edits, target, source, problems, survivors, hunt, on_cuda))
                 hunt.run(EveryEdit(source.parts, mutants.original.wrong, mutants.kinds))
-                if survivors.best is None and hunt.better:
+                if survivors.found_at is None and hunt.better:
                     _mend_rest(hunt, source, problems, on_cuda)
                 if survivors.best is None and survivors.with_layouts:
                     _mend_layouts(hunt, source, problems, on_cuda)
@@ -173,7 +184,9 @@ class _Hunt:
 
     def run(self, edits: EveryEdit) -> None:
         original = self.mutants.original
-        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far)
+        around = edits.around([(path, line) for path, line, _ in self.hints.lines])
+        beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
+        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around)
         for batch in queue.batches(_BATCH):
             right: list[Edit] = []
             for edit, outcome in self._tried(batch):
@@ -211,7 +224,8 @@ class _Hunt:
 def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
     if outcome.problem != original.problem:
         return outcome.problem > original.problem
-    return set(outcome.wrong) < set(original.wrong)
+    wrong, before = set(outcome.wrong), set(original.wrong)
+    return wrong < before or wrong == before and outcome.share <= _PART * original.share
 
 
 def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:

@@ -15,7 +15,7 @@ from .problems import Further, further_problems
 from .reading.candidate_source import CandidateSource
 from .refusals import refusal
 
-_LEAST = 8.0  # seconds for all cases and probes, at least
+_LEAST = 20.0  # seconds for all cases and probes, at least
 _MORE_WORK = 1.5  # times the work of the kernel as it is: a block may compute the whole row
 _MOST = 3  # survivors to report
 _LAYOUTS = frozenset(("layouts",))

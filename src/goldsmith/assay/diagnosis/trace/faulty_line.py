@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 # benchmarks.kernelfault.lines, 44 faults drawn at random (x86, torch 2.13, 2026-11)
@@ -48,6 +48,9 @@ class FaultyLine:
     missing     of them, those that no value of the golden has
     tensors     the wrong results that depend on it
     backward    whether autograd's backward of this line made the result
+    region      (file, line) of all operations on the way to the wrong results that have no value of the golden, and of
+                what says where they read and write: the fault is likely in one of these lines
+    beside      (file, line) of all other operations that ran
     border      the line at or before which the fault lies, since with another result there (`instead`) a run of the
                 candidate is right; 0 if no such run was made
     """
@@ -62,6 +65,8 @@ class FaultyLine:
     backward: bool = False
     instead: str = ""
     border: int = 0
+    region: tuple[tuple[str, int], ...] = ()
+    beside: tuple[tuple[str, int], ...] = ()
 
     @property
     def place(self) -> str:
@@ -88,7 +93,8 @@ class FaultyLine:
         return lines
 
     def to_json(self) -> dict[str, object]:
-        data = asdict(self)
+        data = asdict(replace(self, region=(), beside=()))
+        del data["region"], data["beside"]
         return data.pop("at") | data | {"sentences": self.sentences}
 
     @staticmethod
@@ -108,8 +114,14 @@ class FaultyLine:
             SourceLine(str(data["file"]), int(str(data["line"])), str(data["function"])), str(data["expression"]),
             str(data["operation"]), values, int(str(data["compared"])), int(str(data["missing"])),
             tuple(map(str, names)), bool(data["backward"]), str(data["instead"]),
-            int(str(data["border"])),
+            int(str(data["border"])), _lines(data["region"]), _lines(data["beside"]),
         )  # fmt: skip
+
+
+def _lines(data: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(data, list | tuple):
+        raise TypeError("lines that are no list")
+    return tuple((str(file), int(line)) for file, line in data)
 
 
 def _listed(inputs: tuple[FoundValue, ...]) -> str:

@@ -130,6 +130,23 @@ def ancestors(steps: Sequence[TracedStep], of: Collection[int]) -> set[int]:
     return seen
 
 
+def region_of(trace: ComparedRun, border: int = -1) -> list[int]:
+    """The steps behind the wrong results that are not right, and the indices and masks that these read and write by.
+
+    border: a step at or before which the fault lies; -1: not known.
+    """
+    steps, right = trace.steps, right_steps(trace)[0]
+    ends = {border} if border >= 0 else {s for name in trace.wrong for s in trace.results.get(name, ())}
+    region = {s for s in ancestors(steps, ends) if not right[s]}
+    pending = [p for s in region for p in steps[s].loose]
+    while pending:
+        p = pending.pop()
+        if p not in region:
+            region.add(p)
+            pending += () if steps[p].parts else steps[p].parents | steps[p].loose
+    return sorted(region)
+
+
 def suspects(trace: ComparedRun) -> list[int]:
     """The steps that may be the wrong one, in their order: of the region, and what says where and whether."""
     steps = trace.steps

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from ...gate.isolation.wire import run_of
 from ..source.children.comparison import wrong_share
 from ..source.children.edited_modules import install
 from .faulty_line import FaultyLine, FoundValue
-from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, suspects
+from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, region_of, suspects
 from .lookup import Lookup, look_up
 from .recorder import Recorder, TooLong
 from .substitution import GoldenTensorValue, Substituting, proven
@@ -185,10 +185,18 @@ def _line(trace: ComparedRun, lookup: Lookup, wrong_step: WrongStep) -> dict[str
             inputs.append(FoundValue(line, made.operation, match.name, match.matched, match.negated))
     inputs = inputs[:_SHOWN]
     expression = linecache.getline(step.at.file, step.at.line).strip()
+    region = _places(trace, region_of(trace, wrong_step.border))
+    every = _places(trace, range(len(trace.steps)))
     border = trace.steps[wrong_step.border] if wrong_step.border >= 0 else None
     faulty = FaultyLine(
         step.at, expression, step.operation, tuple(inputs), compared_count, missing, wrong_step.tensors, step.backward,
         wrong_step.instead,
         border.at.line if border is not None and border.at is not None else 0,
+        tuple(region), tuple(p for p in every if p not in region),
     )  # fmt: skip
-    return {"line": faulty.to_json()}
+    return {"line": {**faulty.to_json(), "region": faulty.region, "beside": faulty.beside}}
+
+
+def _places(trace: ComparedRun, steps: Iterable[int]) -> dict[tuple[str, int], None]:
+    places = (trace.steps[s].at for s in steps)
+    return dict.fromkeys((at.file, at.line) for at in places if at is not None)

@@ -4,7 +4,8 @@
                                                             answered with the outcome of the files as they are (or as
                                                             they were edited before), and the kinds of values that their
                                                             variables hold; unseen: without running them, since they end
-                                                            their process
+                                                            their process; known: what an earlier process
+                                                            answered, for which they need not run again
     {"do": "try", "edits": [{path: text}, ...], "seconds"}  answered with one outcome for each, in order
     {"do": "further", "problem", "known"}                   a further problem; answered with the outcome of the files;
                                                             known: another process has taken it before
@@ -26,12 +27,14 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ....execute import interpreter
 from ....execute.memory import LAYOUTS
 from ....execute.records import Material, PlainCalls, RunSettings
 from ....execute.run import execute
@@ -92,12 +95,13 @@ class _Mutant:
     def __init__(self, modules: EditedModules, message: Mapping[str, Any]):
         self.modules, self.origin, self.own = modules, message["origin"], message["backward"]
         self.problems = message["problems"]
-        self.base, self.unseen = message["edited"], message["unseen"]
+        self.base, self.unseen, self.known = message["edited"], message["unseen"], message["known"]
         self.guarded = False
         self.results: dict[str, Tensor | None] = {}  # of the files as they are
         self.wrong: list[str] = []
         self.decided = 0  # the problem whose results these are
         self.kinds: Kinds = {}
+        self.quick: ExitStack | None = None  # Triton's interpreter without needless work, once it is there
         self.further: list[tuple[Mapping[str, Any], dict[str, Tensor | None]]] = []
 
     def first(self) -> dict[str, Any]:
@@ -106,12 +110,15 @@ class _Mutant:
             self.wrong = list(self.problems[0]["golden"])
             nothing = {"problem": 0, "seconds": 0.0, "moved": True, "changed": [], "kinds": {}}
             return {**_outcome(CRASHED, self.wrong), **nothing}
+        if self.known is not None:
+            self.results, self.wrong, self.decided = (self.known[n] for n in ("results", "wrong", "decided"))
+            return self.known["outcome"]
         with observing(frozenset(self.modules.modules.values()), self.kinds):
             first = self.outcome(self.base, _FIRST)
         self.results, self.wrong, self.decided = dict(self.last), list(first["wrong"]), first["problem"]
-        if first["state"] == SLOW:
-            return {**first, "kinds": {}}
-        return {**self.outcome(self.base, _FIRST), "kinds": self.kinds}
+        outcome = first if first["state"] == SLOW else self.outcome(self.base, _FIRST)
+        known = {"results": self.results, "wrong": self.wrong, "decided": self.decided, "outcome": outcome}
+        return {**outcome, "kinds": {} if first["state"] == SLOW else self.kinds, "known": known}
 
     def answer(self, message: Mapping[str, Any]) -> object:
         if message["do"] == "further":
@@ -188,6 +195,9 @@ class _Mutant:
 
     def outcome(self, edited: Mapping[str, str], seconds: float) -> dict[str, Any]:
         began = time.perf_counter()
+        if self.quick is None and interpreter.MODULE in sys.modules:
+            self.quick = ExitStack()
+            self.quick.enter_context(interpreter.watching())
         number, outcome = 0, _outcome(RAISED)
         self.last: dict[str, Tensor | None] = {}
         self.error = ""

@@ -28,6 +28,7 @@ _BATCH = 40
 _MEMORY = 2 << 30  # bytes
 _BEGIN = 90.0  # seconds for the files as they are
 _LEAST, _TIMES = 0.5, 8.0  # seconds for one edit: at least, and as a multiple of what the files as they are take
+_LARGER = 4.0  # times as many for a further problem, which may have larger sizes
 _LATE = 1.0  # seconds more until the process is ended, since an alarm interrupts no C code
 
 
@@ -63,6 +64,7 @@ class Mutants:
         self.ends = False  # the files as they are end their process
         self.extra: list[Mapping[str, object]] = []
         self.kinds: dict[str, dict[str, str]] = {}
+        self.known: dict[str, object] | None = None  # what the first process found out about the files as they are
         self.original = self._begin()
 
     def tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
@@ -106,9 +108,11 @@ class Mutants:
 
     def confirmed(self, texts: Mapping[str, str]) -> list[EditOutcome] | None:
         """The outcomes of the further problems, in which only that is wrong for which the edit is to blame."""
-        message = {"do": "confirm", "edited": dict(texts), "seconds": self.seconds}
-        seconds = _LATE + self.seconds * max(1, len(self.extra))
-        return self._asked(message, seconds, lambda reply: [_outcome(r) for r in reply])
+        seconds = _LARGER * self.seconds
+        message = {"do": "confirm", "edited": dict(texts), "seconds": seconds}
+        return self._asked(
+            message, _LATE + seconds * max(1, len(self.extra)), lambda reply: [_outcome(r) for r in reply]
+        )
 
     def more_work(self, texts: Mapping[str, str]) -> float:
         """The largest ratio of the work with the edit to that without, among the further problems; 1 if unknown."""
@@ -184,11 +188,13 @@ class Mutants:
             "problems": list(self.problems),
             "edited": self.source.edited_texts(),
             "unseen": self.ends,
+            "known": self.known,
         }
         try:
             send(self.connection, 0, message, pickled=True)
             reply: Any = self._receive(_BEGIN)
             self.kinds = reply.get("kinds", {}) or self.kinds
+            self.known = self.known or reply.get("known")
             return _outcome(reply)
         except (TimeoutError, Closed, Malformed, OSError) as error:
             self.close()

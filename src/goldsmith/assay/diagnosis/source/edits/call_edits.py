@@ -35,7 +35,7 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 
 
 def call_edits(function: Function) -> Iterator[Edit]:
-    masks = _masks(function)
+    masks = masks_of(function)
     numbers = _numbers(function)
     for node in loads(function):
         if isinstance(node, ast.Call):
@@ -77,7 +77,7 @@ def _is_triton(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") in ("tl", "language")
 
 
-def _masks(function: Function) -> list[str]:
+def masks_of(function: Function) -> list[str]:
     """Texts of conditions: comparisons, and names that hold truth values of several elements."""
     found: dict[str, None] = {}
     for node in loads(function):
@@ -144,7 +144,7 @@ def _masked(function: Function, node: ast.Call, name: str, masks: list[str]) -> 
         elif mask != function.file.text(given["mask"]):
             own = function.file.text(given["mask"])
             yield function.swap(given["mask"], mask, "another mask", 1.5)
-            yield function.swap(given["mask"], f"({own}) & ({mask})", "condition added", 1.6)
+            yield function.swap(given["mask"], f"({own}) & ({mask})", "condition added", 1.1)
     if name == "store" and len(node.args) > 1:
         start = function.file.span(node.func)[1]
         yield function.edit(node, "function", 1.2, (start - len(name), start, "atomic_add"))

@@ -16,6 +16,7 @@ _BROAD = 0.3  # cost more for the edits of a place that also moves right results
 _PROBED = 1.9  # cost up to which an edit is tried early to see what its place moves
 _FIRST, _CLOSE, _NEAR = 1.2, 0.6, 0.3  # cost less in a line that a trace names, within two lines of it, in its function
 _LINES = 2
+_BESIDE = 0.8  # cost more where a trace shows that all operations are right or lead to right results only
 _BEGIN = 0.5  # cost up to which edits of such lines come before all that probe places
 _HINTED = 0.8  # cost less for a kind that undoes the edit of the golden that fits
 Line = tuple[str, int, str]  # file, line, function
@@ -28,6 +29,8 @@ class EditQueue:
     wrong  names of the wrong results
     first  lines to try before all others
     kinds  kinds of edits to try earlier
+    around loops and conditions around such lines, nearly as early
+    beside statements whose operations, as a trace shows, are right or lead to right results only
     """
 
     def __init__(
@@ -37,8 +40,11 @@ class EditQueue:
         first: Collection[Line] = (),
         kinds: Collection[str] = (),
         far: Callable[[Collection[Place] | None], list[Edit]] = lambda places: [],
+        beside: Collection[Place] = (),
+        around: Collection[Place] = (),
     ):
         self.wrong, self.lines, self.kinds, self.far = set(wrong), set(first), set(kinds), far
+        self.beside, self.around = set(beside), set(around)
         self.waiting: deque[Edit] = deque()
         self.idle: Counter[Place] = Counter()
         self.moving: set[Place] = set()
@@ -48,7 +54,7 @@ class EditQueue:
         ordered = sorted([*near, *(far(about) if about else ())], key=self.cost)
         named = [e for e in ordered if self._distance(e) <= _LINES and self.cost(e) <= _BEGIN]
         known = {id(e) for e in named}
-        probing = _one_for_each_place(e for e in ordered if id(e) not in known)
+        probing = _one_for_each_place(e for e in ordered if id(e) not in known and place(e) not in self.beside)
         known |= {id(e) for e in probing}
         self.probes = len(named) + len(probing)
         self.left = deque([*named, *probing, *(e for e in ordered if id(e) not in known)])
@@ -99,11 +105,11 @@ class EditQueue:
     def cost(self, edit: Edit) -> float:
         at = place(edit)
         cost = edit.cost - _BONUS * (at in self.promising) + _BROAD * (at in self.broad)
-        cost -= _HINTED * (edit.kind in self.kinds)
+        cost += _BESIDE * (at in self.beside) - _HINTED * (edit.kind in self.kinds)
         if self.lines:
             distance = self._distance(edit)
             near = _NEAR * any(edit.function == f for _, _, f in self.lines)
-            cost -= _FIRST if not distance else _CLOSE if distance <= _LINES else near
+            cost -= _FIRST if not distance else _CLOSE if distance <= _LINES or at in self.around else near
         return cost
 
     def _distance(self, edit: Edit) -> float:

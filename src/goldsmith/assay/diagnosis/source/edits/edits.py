@@ -102,6 +102,12 @@ class Function:
         return [n for n in names if "[" in self.kinds.get(n, "[")]  # numbers and tensors
 
     @cached_property
+    def unread(self) -> set[str]:
+        """Names that are bound and that nothing reads: what they hold is missing somewhere."""
+        read = {n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        return set(self.names) - read
+
+    @cached_property
     def called(self) -> set[str]:
         """Names that stand for functions, modules and such."""
         parents = self.file.parents

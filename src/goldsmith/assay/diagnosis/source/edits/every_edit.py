@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from ..reading.candidate_source import BACKWARD, FORWARD, Part
-from ..reading.source_file import first_line
+from ..reading.source_file import first_line, head_lines
 from ..reading.value_kinds import kinds_of
 from .call_edits import call_edits
 from .edits import Edit, Function, Place, cheapest_first
 from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
 from .statement_edits import statement_edits
+from .twin_edits import twin_edits
 
 _OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it
 
@@ -43,8 +45,28 @@ class EveryEdit:
             self.done |= own
             if own:
                 beside = [f for f in self.functions if f is not function]
-                found += scope_edits(function, beside, {line for _, line in own})
+                lines = {line for _, line in own}
+                found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
         return cheapest_first(found)
+
+    def around(self, lines: Collection[tuple[str, int]]) -> set[Place]:
+        """The loops and conditions in whose bodies these lines are: their bounds show there first."""
+        return {
+            (f.file.path, n.lineno)
+            for f in self.functions
+            for n in f.nodes
+            if isinstance(n, ast.For | ast.While | ast.If)
+            and any(path == f.file.path and n.lineno < line <= (n.end_lineno or 0) for path, line in lines)
+        }
+
+    def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:
+        """The statements in which these lines are; of a loop or a condition, only the head counts."""
+        return {
+            (f.file.path, n.lineno)
+            for f in self.functions
+            for n in f.nodes
+            if isinstance(n, ast.stmt) and any((f.file.path, line) in lines for line in head_lines(n))
+        }
 
 
 def near_edits(function: Function) -> list[Edit]:

@@ -8,12 +8,16 @@ from collections.abc import Collection, Iterator, Sequence
 from difflib import SequenceMatcher
 
 from ..reading.value_kinds import fits
+from .call_edits import masks_of
 from .edits import Edit, Function, loads
 
 _MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one expression
 _WORD = re.compile(r"\w+")
 _SUMS, _PRODUCTS = (ast.Add, ast.Sub), (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.MatMult)
 _INDEX = ("range", "arange")
+_UNREAD = 0.6  # cost less for a name that nothing reads
+_REDUCTIONS = ("sum", "max", "min", "dot", "exp")
+_IDLE = ("store", "atomic_add", "program_id", "arange", "range", "len", "zeros", "empty", "full")  # no terms of sums
 
 
 def name_edits(function: Function) -> Iterator[Edit]:
@@ -36,7 +40,7 @@ def scope_edits(function: Function, beside: Sequence[Function], lines: Collectio
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
             for name in function.names:
-                yield function.swap(node, name, "a name for a number", 2.6)
+                yield function.swap(node, name, "a name for a number", 2.6 - _UNREAD * (name in function.unread))
         if isinstance(node, ast.Name):
             yield from _names(function, node, others=True)
         if not isinstance(node, ast.Constant):
@@ -81,7 +85,7 @@ def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator
             kind = function.kinds.get(name)
             apart = 0.3 if own is None or kind is None else 0.0 if own == kind else 0.3 if fits(own, kind) else 1.2
             if (apart > 1) is others:
-                cost = 1.9 + apart - 0.6 * _likeness(name, node.id)
+                cost = 1.9 + apart - 0.6 * _likeness(name, node.id) - _UNREAD * (name in function.unread)
                 yield function.swap(node, name, "another name", cost)
                 if len(spans) > 1 and spans[0] == function.file.span(node):
                     yield function.edit(node, "another name", cost + 0.1, *((*span, name) for span in spans))
@@ -130,7 +134,7 @@ def _exchanged(
         if other != text and id(place) not in inner
     )
     for _, other in shared[:_MOST_EXPRESSIONS]:
-        yield function.swap(node, other, "another expression", 3.2 - 1.2 * _likeness(text, other))
+        yield function.swap(node, other, "another expression", 2.4 - 1.2 * _likeness(text, other))
 
 
 def _takes_terms(function: Function, node: ast.expr) -> bool:
@@ -175,6 +179,7 @@ def _terms(
     operators = ("" if inside in _SUMS else "+-") + ("" if inside in _PRODUCTS else "*/")
     for name in function.names:
         far, kind = min(0.6, 0.03 * near.get(name, 20)), function.kinds.get(name, "?")
+        far -= _UNREAD * (name in function.unread)
         if address:
             if kind[0] in "i?":
                 yield function.swap(node, f"{text} + {name}", "offset added", 1.3 + far / 2)
@@ -186,19 +191,37 @@ def _terms(
             left = joined if operator in "*/" and sum_ else left
             word = "factor added" if operator in "*/" else "addend added"
             for form in _forms(function, name):
-                yield function.swap(node, f"{left} {operator} {form}", word, 1.7 + far + 0.2 * (operator in "-/"))
+                yield function.swap(
+                    node,
+                    f"{left} {operator} {form}",
+                    word,
+                    1.7 + far + 0.2 * (operator in "*/") + 0.2 * (operator in "-/"),
+                )
+        if kind[0] in "f?" and name in function.unread and inside not in _SUMS:
+            for other in function.names:
+                for operator in "+-":
+                    yield function.swap(node, f"{text} {operator} {other} * {name}", "addend added", 2.3)
     for number in () if address else ("2", "0.5"):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
+    for operator in () if address or inside in _SUMS else "+-":
+        yield function.swap(node, f"1 {operator} {joined}", "addend added", 2.2)
     for other, _, place in expressions:
         far = min(0.6, 0.03 * abs(place.lineno - line))
-        product = isinstance(place, ast.BinOp) and isinstance(place.op, ast.Mult)
-        if product or isinstance(place, ast.Subscript | ast.Attribute):
-            if inside not in _SUMS or address:
+        product, sum_there = (isinstance(place, ast.BinOp) and isinstance(place.op, ops) for ops in (ast.Mult, _SUMS))
+        if product or sum_there or _is_term(place):
+            if not sum_there and (inside not in _SUMS or address):
                 yield function.swap(node, f"{text} + {other}", "addend added", 2.2 + far)
             if not product and not address and inside not in _PRODUCTS:
-                yield function.swap(node, f"{joined} * {other}", "factor added", 2.0 + far)
+                factor = f"({other})" if sum_there else other
+                yield function.swap(node, f"{joined} * {factor}", "factor added", 2.2 + far)
         elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
-            yield function.swap(node, f"{joined} & ({other})", "condition added", 2.2 + far)
+            yield function.swap(node, f"{joined} & ({other})", "condition added", 1.7 + far)
+
+
+def _is_term(node: ast.expr) -> bool:
+    """Whether an expression may be a term that is missing elsewhere: no index arithmetic, no new memory."""
+    name = getattr(getattr(node, "func", None), "attr", getattr(getattr(node, "func", None), "id", ""))
+    return isinstance(node, ast.Subscript | ast.Attribute) or isinstance(node, ast.Call) and name not in _IDLE
 
 
 def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:
@@ -207,5 +230,11 @@ def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:
         return
     joined = f"({text})" if isinstance(node, ast.BinOp) else text
     triton = "tl" in {n.id for n in function.nodes if isinstance(n, ast.Name)}
+    parent = function.file.parents.get(node)
+    summed = isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") in _REDUCTIONS
+    if triton and (summed or isinstance(parent, ast.Assign | ast.AugAssign)):
+        for mask in masks_of(function):
+            for value in ("0.0", '-float("inf")'):
+                yield function.swap(node, f"tl.where({mask}, {text}, {value})", "mask added", 1.8)
     for call in (".to(tl.float32)",) if triton else (".clone()", ".contiguous()", ".float()", ".detach()", ".T", ".mT"):
-        yield function.swap(node, f"{joined}{call}", "call added", 2.8)
+        yield function.swap(node, f"{joined}{call}", "call added", 2.0)

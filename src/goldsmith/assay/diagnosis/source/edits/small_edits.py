@@ -47,6 +47,8 @@ def small_edits(function: Function) -> Iterator[Edit]:
             yield from _calls(function, node)
         elif isinstance(node, ast.Attribute):
             yield from _attributes(function, node)
+        elif isinstance(node, ast.Subscript) and _is_number(node.slice):
+            yield function.swap(node, f"{function.file.text(node.value)}.sum(0)", "a sum for an entry", 1.4)
     for other in function.nodes:
         if isinstance(other, ast.Slice):
             yield from _slices(function, other)
@@ -82,7 +84,7 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
     at = start + len(match.group(1))
     for other in dict.fromkeys(o for group in _ALIKE if known in group for o in group if o != known):
         kind = "sign" if {known, other} == {"+", "-"} else "operator"
-        yield function.edit(node, kind, 1.0 if other in "+-*/" else 1.2, (at, at + len(known), other))
+        yield function.edit(node, kind, 1.0 if kind == "sign" else 1.4, (at, at + len(known), other))
     whole_start, whole_end = function.file.span(node)
     data = function.file.data
     left = data[whole_start : start + len(match.group(1).rstrip())].decode()
@@ -92,7 +94,7 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
     yield function.swap(node, left, f"{word} removed", 0.9)
     yield function.swap(node, right, f"{word} removed", 0.95 if known != "-" else 1.3)
     if isinstance(node.left, ast.BinOp):
-        yield function.swap(node, function.file.text(node.left.left), "terms removed", 0.95)
+        yield function.swap(node, function.file.text(node.left.left), "terms removed", 1.45)
     if known == "-":
         yield function.swap(node, f"-{right}", "addend removed", 1.3)
     if known not in ("+", "*", "&", "|", "^"):
@@ -101,6 +103,10 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
     if isinstance(node.left, ast.BinOp) and not left.startswith("("):  # (a op b) op c -> a op (b op c)
         inner = function.file.span(node.left.right)[0]
         yield function.edit(node, "parentheses", 1.8, (inner, inner, "("), (whole_end, whole_end, ")"))
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
 
 
 def _connectives(function: Function, node: ast.BoolOp) -> Iterator[Edit]:
@@ -155,8 +161,9 @@ def _calls(function: Function, node: ast.Call) -> Iterator[Edit]:
         inner = node.func.value
         if not (isinstance(inner, ast.Name) and inner.id in function.called):
             yield function.swap(node, file.text(inner), "call removed", 1.2)
-    if len(arguments) == 1 and not node.keywords and not isinstance(arguments[0], ast.Starred):
-        yield function.swap(node, file.text(arguments[0]), "call removed", 1.5)
+    for argument in arguments if len(arguments) <= 2 and not node.keywords else ():
+        if not isinstance(argument, ast.Starred):
+            yield function.swap(node, file.text(argument), "call removed", 1.5)
     if name == "float" and arguments and isinstance(arguments[0], ast.Constant) and arguments[0].value == "inf":
         parent = file.parents.get(node)
         if isinstance(parent, ast.UnaryOp):

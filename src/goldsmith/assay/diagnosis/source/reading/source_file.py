@@ -63,6 +63,13 @@ def first_line(node: ast.AST) -> int:
     return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined]
 
 
+def head_lines(statement: ast.stmt) -> range:
+    """The lines of a statement without those of its body."""
+    body = getattr(statement, "body", None)
+    end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
+    return range(statement.lineno, max(end, statement.lineno + 1))
+
+
 def begin(node: ast.AST) -> tuple[int, int]:
     """Where a function begins, as its code knows it: a lambda with its body, others in a line, with the decorators."""
     return (node.body.lineno, node.body.col_offset) if isinstance(node, ast.Lambda) else (first_line(node), -1)
