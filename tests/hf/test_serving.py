@@ -18,6 +18,7 @@ from goldsmith.hf.offload import stepping
 from goldsmith.hf.offload.generation import Generation, encoded, generate
 from goldsmith.hf.serving import batcher
 from goldsmith.hf.serving.batcher import Batcher, ServingLimits
+from goldsmith.hf.serving.messages import chat_prompt
 from goldsmith.hf.serving.native_rows import NativeRows
 from goldsmith.hf.serving.refusals import RequestRefusal
 from goldsmith.hf.serving.request_fields import COMPLETIONS, read_fields
@@ -423,6 +424,14 @@ def test_a_stop_string_is_found_across_pieces(cut):
     assert "".join(map(stops.add, pieces)) + stops.end() == "one " and stops.found
     other = StopStrings(["three!"])
     assert "".join(map(other.add, pieces)) + other.end() == text and not other.found
+
+
+def test_a_template_gets_all_keys_of_a_message():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.name }}:{{ m.content }};{% endfor %}"
+    parts = [{"type": "text", "text": "Thou"}]
+    body = {"messages": [{"role": "user", "name": "Anne", "content": parts}]}
+    assert tokenizer.decode(chat_prompt(tokenizer, body)[0]) == "Anne:Thou;"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, [], {}, "1"])
