@@ -155,7 +155,7 @@ gs_status gs_workers_on(const int32_t* processors, const int32_t* nodes, int32_t
 
 void gs_say_at_bus_error(const char* text) {
     std::strncpy(gs::last_words, text, sizeof gs::last_words - 1);
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = gs::at_bus_error;
     sigaction(SIGBUS, &action, nullptr);
 }

@@ -210,14 +210,9 @@ def test_what_is_not_supported_is_refused_by_name(server, tmp_path):
     for empty in ([], [[]]):
         assert "the list is empty" in refused(server, model="tiny", prompt=empty)[1]
     assert completed(server, "x", stop=[]).text == completed(server, "x", extra_body={"stop": None}).text
+    ask = {"path": "chat/completions", "model": "tiny", "messages": HELLO}
     for name in ("messages", "conversations", "tokenizer", "documents", "y" * 5000):
-        status, text = refused(
-            server,
-            path="chat/completions",
-            model="tiny",
-            messages=HELLO,
-            chat_template_kwargs={name: [] if "y" in name else "x"},
-        )
+        status, text = refused(server, **ask, chat_template_kwargs={name: [] if "y" in name else "x"})
         assert status == 400 and text.startswith(f"chat_template_kwargs: {name[:50]}") and len(text) < 200, text
     status, text = refused(server, model="tiny", prompt="x", temperature=1e-320)
     assert (

@@ -33,7 +33,7 @@ def recomputed_at(model: PreTrainedModel) -> int | None:
 
     All keys of a longer text have other angles. Phi3 and PhiMoE, for example, then drop the cache.
     """
-    code = getattr(type(model).prepare_inputs_for_generation, "__code__", None)
+    code = getattr(getattr(type(model), "prepare_inputs_for_generation", None), "__code__", None)
     most: int | None = getattr(model.config, BORDER, None)
     return most + 1 if code is not None and BORDER in code.co_names and most is not None else None
 
