@@ -74,6 +74,10 @@ GS_API gs_status gs_set_level(int32_t level);  // at most the machine's; not whi
 // the node of processors[i % count]. count 0: workers run where the thread that starts them runs.
 GS_API gs_status gs_workers_on(const int32_t* processors, const int32_t* nodes, int32_t count);
 
+// From now on a read of a mapped file that was cut short writes this text, of at most 255 bytes, to stderr before the
+// system ends the process (SIGBUS).
+GS_API void gs_say_at_bus_error(const char* text);
+
 GS_API gs_status gs_measure(gs_measure_args* args);
 
 #include "experts/abi.h"

@@ -1,8 +1,13 @@
 // The entry points that do not belong to an operator, and the choice of the level.
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -32,6 +37,16 @@ struct Tables {
         }
     }
 };
+
+char last_words[256];
+std::atomic_flag spoken;
+
+// Returns to the instruction that failed, which fails again; once the text is written, that ends the process.
+void at_bus_error(int) {
+    if (spoken.test_and_set()) return;
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, last_words, std::strlen(last_words));
+    std::signal(SIGBUS, SIG_DFL);
+}
 
 std::atomic<int>& chosen() {
     static std::atomic<int> level{int(machine().level)};
@@ -136,6 +151,13 @@ gs_status gs_set_level(int32_t level) {
 
 gs_status gs_workers_on(const int32_t* processors, const int32_t* nodes, int32_t count) {
     return gs::guarded([&] { gs::workers_on(processors, nodes, count); });
+}
+
+void gs_say_at_bus_error(const char* text) {
+    std::strncpy(gs::last_words, text, sizeof gs::last_words - 1);
+    struct sigaction action{};
+    action.sa_handler = gs::at_bus_error;
+    sigaction(SIGBUS, &action, nullptr);
 }
 
 gs_status gs_measure(gs_measure_args* args) {

@@ -132,11 +132,12 @@ def test_a_chat_is_that_of_generate_whole_and_streamed(server, model):
     ask = {"model": "tiny", "messages": HELLO, "max_tokens": 24}
     whole = server.client.chat.completions.create(**ask)
     assert whole.choices[0].message.content == want
-    chunks = list(server.client.chat.completions.create(**ask, stream=True))
+    count = {"include_usage": True}
+    *chunks, last = list(server.client.chat.completions.create(**ask, stream=True, stream_options=count))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == want
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].usage == whole.usage
+    assert (last.choices, last.usage) == ([], whole.usage) and not any(chunk.usage for chunk in chunks)
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     assert server.client.chat.completions.create(**ask | {"messages": parts}).choices[0].message.content == want
 
@@ -159,9 +160,10 @@ def test_a_stop_string_ends_the_text_before_it(server):
     want = text[: text.index(stop)]
     whole = completed(server, "Shall I compare", stop=[stop, "never to be seen"])
     assert (whole.text, whole.finish_reason) == (want, "stop")
-    chunks = list(
-        server.client.completions.create(model="tiny", prompt="Shall I compare", max_tokens=24, stop=stop, stream=True)
-    )
+    ask = {"model": "tiny", "prompt": "Shall I compare", "max_tokens": 24, "stop": stop, "stream": True}
+    *chunks, last = list(server.client.completions.create(**ask, stream_options={"include_usage": True}))
+    assert last.choices == [] and last.usage.completion_tokens > 0 and not any(chunk.usage for chunk in chunks)
+    assert not any(chunk.usage for chunk in server.client.completions.create(**ask))
     assert "".join(chunk.choices[0].text for chunk in chunks) == want
     assert chunks[-1].choices[0].finish_reason == "stop"
 
@@ -198,12 +200,20 @@ def test_what_is_not_supported_is_refused_by_name(server, tmp_path):
         {"n": 2}, {"logprobs": 3}, {"presence_penalty": 0.5}, {"logit_bias": {"5": 1}}, {"echo": True},
         {"suffix": "end"}, {"temperature": -1}, {"temperature": "hot"}, {"top_p": 0}, {"max_tokens": 0},
         {"max_tokens": True}, {"stop": [""]}, {"stop": 5}, {"seed": 2**70}, {"unknown": 1}, {"prompt": ["a", "b"]},
-        {"prompt": {}}, {"prompt": [10**6]}, {"user": {}}, {"metadata": 5},
+        {"prompt": {}}, {"prompt": [10**6]}, {"temperature": 10**400}, {"top_p": 10**400}, {"max_tokens": 10**4000},
+        {"stop": 0}, {"stop": False}, {"stop": {}}, {"user": {}}, {"metadata": 5},
         {"stream_options": {"x": 1}}, {"generation_config": '{"compile": 1}'},
     ]  # fmt: skip
     for field in fields:
         status, text = refused(server, **{"model": "tiny", "prompt": "x", **field})
-        assert status == 400 and (next(iter(field)) in text or "prompt" in field), text
+        assert status == 400 and (next(iter(field)) in text or "prompt" in field) and len(text) < 300, text
+    for empty in ([], [[]]):
+        assert "the list is empty" in refused(server, model="tiny", prompt=empty)[1]
+    assert completed(server, "x", stop=[]).text == completed(server, "x", extra_body={"stop": None}).text
+    ask = {"path": "chat/completions", "model": "tiny", "messages": HELLO}
+    for name in ("messages", "conversations", "tokenizer", "documents", "y" * 5000):
+        status, text = refused(server, **ask, chat_template_kwargs={name: [] if "y" in name else "x"})
+        assert status == 400 and text.startswith(f"chat_template_kwargs: {name[:50]}") and len(text) < 200, text
     status, text = refused(server, model="tiny", prompt="x", temperature=1e-320)
     assert (
         status == 400
@@ -259,7 +269,8 @@ def test_garbage_and_a_client_that_hangs_hurt_nobody(server):
         assert b"The server is not called" in raw(server, posted(b"{}", host=host))
     for host in ("localhost", "LOCALHOST:80", f"127.0.0.1:{server.port}", "[::1]:5", "[::1]"):
         assert b"messages" not in (answer := raw(server, posted(b"[]", host=host))) and b"a list" in answer
-    assert raw(server, b"\x00\x01garbage\r\n\r\n").startswith(b"HTTP/1.1 400")
+    answer = raw(server, b"\x00\x01garbage\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400") and b'"error": {"message": "What arrived is no request' in answer
     assert raw(server, posted(b"x" * (9 * 2**20))).startswith(b"HTTP/1.1 413")
     for path in ("/reset", "/v1/responses", "/v1/audio/transcriptions", "/etc/passwd"):
         answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())

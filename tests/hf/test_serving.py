@@ -1,6 +1,7 @@
 """The batcher behind `goldsmith serve`: texts that share steps, and failures that each have one answer."""
 
 import collections
+import copy
 import os
 import queue
 import time
@@ -15,68 +16,17 @@ from cli.finetune_tools import tiny_model, tiny_tokenizer
 from goldsmith.hf.experts_spec import experts_modules
 from goldsmith.hf.offload import stepping
 from goldsmith.hf.offload.generation import Generation, encoded, generate
-from goldsmith.hf.serving.batcher import Batcher, ServingLimits
+from goldsmith.hf.serving import batcher
+from goldsmith.hf.serving.batcher import ServingLimits
+from goldsmith.hf.serving.messages import chat_prompt
 from goldsmith.hf.serving.native_rows import NativeRows
 from goldsmith.hf.serving.refusals import RequestRefusal
 from goldsmith.hf.serving.request_fields import COMPLETIONS, read_fields
 from goldsmith.hf.serving.rows import CacheKind
-from goldsmith.hf.serving.running_text import End, RunningText, Sampling, TextRequest
+from goldsmith.hf.serving.running_text import RunningText
 from goldsmith.hf.serving.stop_strings import StopStrings
-from goldsmith.hf.serving.watched_files import WatchedFiles
-from goldsmith.offload import offload
 from hf import models
-
-LIMITS = ServingLimits(parallel=4, context=256, tokens=1024, queue=8)
-PROMPTS = ("Shall I compare", "Thou", "Rough winds do shake the darling buds")
-
-
-class Run:
-    """A batcher of an offloaded model, and the events of its texts."""
-
-    def __init__(self, model, place, *, limits=LIMITS, files=(), adapters=None):
-        self.tokenizer = tiny_tokenizer()
-        self.offloaded = offload(model.eval(), store=place / "store", device="cpu", adapter=adapters)
-        self.watched = WatchedFiles(self.offloaded.engine.store, files)
-        self.batcher = Batcher(self.offloaded, self.tokenizer, limits, self.watched)
-        self.batcher.start()
-
-    def text(self, prompt, tokens=16, adapter=None, **options):
-        """A text that was submitted; its events come in `heard`."""
-        ids = encoded(self.tokenizer, [prompt])["input_ids"][0].tolist()
-        wish = {"temperature": 0.0, "top_p": None, "top_k": None, "seed": 0} | options
-        events = queue.Queue()
-        text = RunningText(TextRequest(adapter, ids, Sampling(tokens, **wish)), events.put)
-        text.heard = events
-        self.batcher.submit(text)
-        return text
-
-    def generated(self, prompt, tokens=16, **options):
-        """What `goldsmith generate` computes with this model."""
-        generation = Generation([])
-        inputs = encoded(self.tokenizer, [prompt])
-        generate(
-            self.offloaded.model, self.tokenizer, [prompt], generation=generation, inputs=inputs,
-            max_new_tokens=tokens, **options,
-        )  # fmt: skip
-        return generation.outputs[0].text
-
-    def close(self):
-        self.batcher.stop(RequestRefusal(503, "The test has ended."))
-        assert self.batcher.join(20)
-        self.watched.close()
-        self.offloaded.close()
-
-
-def whole(text):
-    """The text up to its end, or its refusal."""
-    pieces = ""
-    while True:
-        event = text.heard.get(timeout=30)
-        if isinstance(event, RequestRefusal):
-            return event
-        if isinstance(event, End):
-            return pieces
-        pieces += event.text
+from hf.batcher_runs import PROMPTS, Run, whole
 
 
 @pytest.fixture
@@ -176,6 +126,55 @@ def test_texts_that_share_steps_are_those_of_generate(family, tmp_path):
         want = [run.generated(prompt) for prompt in prompts]
         texts = [run.text(prompt) for prompt in prompts]
         assert [whole(text) for text in texts] == want
+    finally:
+        run.close()
+
+
+def by_length(kind):
+    """A tiny model whose angles depend on the length of the text, from 24 tokens on."""
+    import transformers
+
+    if kind == "dynamic":
+        ropes = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0}
+        return tiny_model(len(tiny_tokenizer()), max_position_embeddings=24, rope_parameters=ropes)
+    ropes = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24,
+        "short_factor": [1.0] * 8, "long_factor": [4.0 + i for i in range(8)], "short_mscale": 1.0, "long_mscale": 1.5,
+    }  # fmt: skip
+    sizes = dict(models.COMMON, vocab_size=len(tiny_tokenizer()), max_position_embeddings=256, num_hidden_layers=2)
+    sizes["eos_token_id"] = None
+    torch.manual_seed(0)
+    return transformers.PhimoeForCausalLM(
+        transformers.PhimoeConfig(
+            **sizes, intermediate_size=24, num_local_experts=4, rope_parameters=ropes,
+            original_max_position_embeddings=24, sliding_window=None,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_angles_that_depend_on_the_length_are_those_of_each_text_alone(kind, tmp_path, monkeypatch):
+    """transformers keeps the angles of the longest text for the next one, and takes one length for a whole call."""
+    model = by_length(kind).eval()
+    for parameter in model.parameters():  # attention that depends on angles
+        parameter.data.mul_(3) if parameter.dim() > 1 else parameter.data.add_(0.1)
+    tokenizer, prompts, want = tiny_tokenizer(), [PROMPTS[2] * 2, *reversed(PROMPTS), "Rough winds, Thou " * 2], []
+    for prompt in prompts:
+        ids = encoded(tokenizer, [prompt])["input_ids"]
+        wish = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+        fresh = copy.deepcopy(model).generate(ids, **wish)
+        want.append(tokenizer.decode(fresh[0, ids.shape[1] :], skip_special_tokens=True))
+    monkeypatch.setattr(batcher, "CHUNK", 16)
+    run = Run(model, tmp_path)
+    try:
+        assert [whole(run.text(prompt, 20)) for prompt in prompts] == want
+        assert [whole(text) for text in [run.text(prompt, 20) for prompt in prompts]] == want
+        generation = Generation([])
+        generate(
+            run.offloaded.model, tokenizer, prompts, generation=generation, inputs=encoded(tokenizer, prompts),
+            max_new_tokens=20,
+        )  # fmt: skip
+        assert [output.text for output in generation.outputs] == want
     finally:
         run.close()
 
@@ -372,6 +371,14 @@ def test_a_stop_string_is_found_across_pieces(cut):
     assert "".join(map(stops.add, pieces)) + stops.end() == "one " and stops.found
     other = StopStrings(["three!"])
     assert "".join(map(other.add, pieces)) + other.end() == text and not other.found
+
+
+def test_a_template_gets_all_keys_of_a_message():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.name }}:{{ m.content }};{% endfor %}"
+    parts = [{"type": "text", "text": "Thou"}]
+    body = {"messages": [{"role": "user", "name": "Anne", "content": parts}]}
+    assert tokenizer.decode(chat_prompt(tokenizer, body)[0]) == "Anne:Thou;"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, [], {}, "1"])

@@ -5,6 +5,7 @@ import functools
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import warnings
@@ -321,6 +322,21 @@ def test_the_reason_for_unsupported_tensors_names_the_tensor():
     double = native.unavailable({"x": torch.zeros(3, dtype=torch.float64)})
     assert double == "x is float64, which only the reference supports"
     assert native.unavailable({"x": torch.zeros(3, device="meta")}) == "x is on meta; the native kernels run on the CPU"
+
+
+def test_a_mapped_file_that_is_cut_short_ends_the_process_with_a_sentence(tmp_path):
+    program = """if True:
+        import ctypes, mmap, os, sys
+        ctypes.CDLL(sys.argv[1]).gs_say_at_bus_error(b"It was cut short.\\n")
+        file = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+        os.truncate(file, 8192)
+        mapped = mmap.mmap(file, 8192)
+        os.truncate(file, 0)
+        mapped[4096]
+    """
+    command = [sys.executable, "-c", program, native.library()._name, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGBUS, "It was cut short.\n")
 
 
 def test_importing_goldsmith_does_not_load_it():

@@ -230,6 +230,7 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("gs_level", c_int32),
         ("gs_set_level", c_int32, c_int32),
         ("gs_workers_on", c_int32, POINTER(c_int32), POINTER(c_int32), c_int32),
+        ("gs_say_at_bus_error", None, c_char_p),
         ("gs_measure", c_int32, POINTER(MeasureArgs)),
     ):
         function = getattr(loaded, name)

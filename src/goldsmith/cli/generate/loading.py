@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .arguments import ModelArguments
 
 OPTIONS = ("adapter", "cache", "compute", "dense_format", "device", "format", "guard", "prefill", "profile", "threads")
+CUT_SHORT = (
+    b"The store or a file of the model was cut short while this process read it, which ends the process. Write the "
+    b"file again, or give another --store.\n"
+)
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -48,8 +52,11 @@ def load_model(
     max_length: int, on_memory: Callable[[Any], None] | None = None,
 ) -> Offloaded:  # fmt: skip
     """The model with an engine in place of its experts, by the command's options."""
+    from ...core import native
     from ...offload.attach import from_pretrained
 
+    if native.reason() is None:
+        native.library().gs_say_at_bus_error(CUT_SHORT)
     return from_pretrained(
         place,
         store=arguments.store,

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..checkpoint.foreign_errors import explained, of_the_model
 from ..checkpoint.gguf.files import tokenizer_arguments
 from ..model_types import Tokenizer
+from ..rotary_lengths import length_types, lengths_forgotten
 from .token_loop import draw
 
 if TYPE_CHECKING:
@@ -184,7 +185,12 @@ class RowStreamer(BaseStreamer):
         self._generation, self._stop, self._on_piece = generation, stop, on_piece
         rows = zip(prompt["input_ids"].tolist(), prompt["attention_mask"].tolist())
         self._pieces = [IncrementalText(tokenizer, [i for i, there in zip(*row) if there]) for row in rows]
-        self._began, self._open, self._prompt_seen = time.perf_counter(), [True] * len(self._pieces), False
+        self._began, self._open = time.perf_counter(), [True] * len(self._pieces)
+        self.begin(range(len(self._pieces)))
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """The next call of `generate` continues these rows."""
+        self._rows, self._prompt_seen = rows, False
 
     def put(self, value: Tensor) -> None:
         if not self._prompt_seen:
@@ -192,7 +198,7 @@ class RowStreamer(BaseStreamer):
             return
         if self._generation.first_token is None:
             self._generation.first_token = time.perf_counter() - self._began
-        for row, token in enumerate(value.reshape(-1).tolist()):
+        for row, token in zip(self._rows, value.reshape(-1).tolist(), strict=True):
             if self._open[row]:
                 output = self._generation.outputs[row]
                 output.tokens.append(token)
@@ -204,10 +210,10 @@ class RowStreamer(BaseStreamer):
         self.close("length")
 
     def close(self, reason: str) -> None:
-        """Finishes every open row and reports the rest of its text."""
+        """Finishes every open row of the call and reports the rest of its text."""
         self._generation.seconds = time.perf_counter() - self._began
-        for row, is_open in enumerate(self._open):
-            if is_open:
+        for row in self._rows:
+            if self._open[row]:
                 self._close(row, reason)
 
     def _close(self, row: int, reason: str) -> None:
@@ -227,8 +233,9 @@ class FiniteLogits(LogitsProcessor):
     The softmax of such a row is NaN. torch.multinomial refuses it; on a GPU its assertion makes the device unusable.
     """
 
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
+    def __init__(self, temperature: float, first: int = 0) -> None:
+        """first: the prompt of the first row"""
+        self._temperature, self._first = temperature, first
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         most = scores.max(-1).values.float().cpu()  # one wait
@@ -238,7 +245,7 @@ class FiniteLogits(LogitsProcessor):
         for scaled, values in ((False, most), (True, divided)):
             if not bool(torch.isfinite(values).all()):
                 rows = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
-                problem = f"the largest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
+                problem = f"the largest logit of prompt {self._first + rows[0] + 1} is {float(most[rows[0]]):.4g}"
                 if scaled:
                     problem += f", which divided by {self._temperature:.4g} does not fit float32"
                 raise NothingToDraw(f"{problem}: there are no probabilities to draw a token from", scaled=scaled)
@@ -284,7 +291,8 @@ def generate(
 ) -> None:
     """Continues each prompt; fills `generation`, which also holds the partial texts if an exception ends the call.
 
-    Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. Raises
+    Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. With a
+    rotary embedding that depends on the length, each prompt is computed alone: a batch has one length. Raises
     NothingToDraw if the logits give no probabilities, which only happens if the guard lets NaN or Inf pass, and
     ValueError for ids without an embedding and if the model itself cannot compute.
     """
@@ -293,19 +301,41 @@ def generate(
     config, stop = sampling_config(
         model, tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k
     )
-    torch.manual_seed(seed)
-    rows = RowStreamer(tokenizer, generation, inputs, stop, on_piece)
-    processors = [FiniteLogits(temperature)] if temperature else []
+    streamer = RowStreamer(tokenizer, generation, inputs, stop, on_piece)
+    everyone = range(len(prompts))
+    calls = [everyone[row : row + 1] for row in everyone] if length_types(model) else [everyone]
+    hooks = lengths_forgotten(model)
     try:
         with of_the_model():
-            if draw(model, inputs, config, rows, processors):
-                return
-            cast("Callable[..., object]", model.generate)(
-                **{name: t.to(model.device) for name, t in inputs.items()},
-                generation_config=config,
-                streamer=rows,
-                logits_processor=processors,
-            )
+            for rows in calls:
+                streamer.begin(rows)
+                torch.manual_seed(seed)
+                processors = [FiniteLogits(temperature, rows[0])] if temperature else []
+                _continue(model, _inputs_of(inputs, rows), config, streamer, processors)
     except BaseException:
-        rows.close("interrupted")
+        streamer.close("interrupted")
         raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _continue(
+    model: PreTrainedModel, inputs: dict[str, Tensor], config: GenerationConfig, streamer: RowStreamer,
+    processors: list[FiniteLogits],
+) -> None:  # fmt: skip
+    if draw(model, inputs, config, streamer, processors):
+        return
+    cast("Callable[..., object]", model.generate)(
+        **{name: t.to(model.device) for name, t in inputs.items()},
+        generation_config=config,
+        streamer=streamer,
+        logits_processor=processors,
+    )
+
+
+def _inputs_of(inputs: Mapping[str, Tensor], rows: range) -> dict[str, Tensor]:
+    """The inputs of these rows, without padding that none of them needs."""
+    at = slice(rows.start, rows.stop)
+    width = int(inputs["attention_mask"][at].sum(1).max())
+    return {name: tensor[at, -width:] for name, tensor in inputs.items()}

@@ -23,6 +23,7 @@ from ...offload.decoding.cache import StepCache
 from ...offload.decoding.graph import GraphStep, NotFinite, StepInputs
 from ...offload.decoding.graph_model import GraphModel
 from ...offload.lanes.kernels import kernel_module
+from ..rotary_lengths import length_types
 from .decoder import NotDescribed, described
 from .stepping import StepForward
 from .untouched import Touched, Untouched
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 NAME = "goldsmith_step"  # the attention in a recording
 PLAIN = {"sdpa", "eager"}  # attention that is replaced in a recording
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
 WAITING = 16  # steps with other adapters before they are recorded: a server may change them at every step
 _INPUTS: ContextVar[StepInputs | None] = ContextVar("goldsmith_step_inputs", default=None)
 
@@ -216,8 +216,7 @@ class GraphForward(StepForward):
     def _check_modules(self) -> None:
         """Raises NotDescribed if a recording cannot run the model's own modules."""
         model = self._model
-        rope = (getattr(model.config.get_text_config(), "rope_parameters", None) or {}).get("rope_type", "default")
-        if rope not in STATIC_ROPES:
+        for rope in length_types(model):
             raise NotDescribed(f"its rotary embedding is of type {rope}")
         used = {config._attn_implementation_internal for config in self._configs.values()} - PLAIN - {None}
         if used:

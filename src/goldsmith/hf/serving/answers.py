@@ -29,9 +29,13 @@ def sse(value: object) -> str:
 
 
 class ChatAnswer:
-    """A chat's answer: `begin`, `add` and `end` give the pieces of a stream; `whole` the answer after `end`."""
+    """A chat's answer: `begin`, `add` and `end` give the pieces of a stream; `whole` the answer after `end`.
 
-    def __init__(self, model: str, prompt: int, parts: AnswerParts) -> None:
+    count   whether a stream ends with a piece of its numbers of tokens, which has no choices
+    """
+
+    def __init__(self, model: str, prompt: int, parts: AnswerParts, *, count: bool = False) -> None:
+        self._count = count
         self._id, self._model, self._prompt, self._parts = f"chatcmpl-{uuid.uuid4().hex}", model, prompt, parts
         self._content, self._reasoning = "", ""
         self._calls: list[ToolCall] = []
@@ -47,7 +51,11 @@ class ChatAnswer:
         pieces = "".join(map(self._part, self._parts.end(end.closing)))
         reason = "tool_calls" if self._calls and end.reason == "stop" else end.reason
         self._end = {"finish_reason": reason, "usage": usage(self._prompt, end.tokens)}
-        return pieces + _FORMS._build_chunk_sse(self._id, model=self._model, **self._end) + DONE
+        pieces += _FORMS._build_chunk_sse(self._id, model=self._model, finish_reason=reason)
+        if self._count:
+            own = {"id": self._id, "object": "chat.completion.chunk", "created": int(time.time()), "model": self._model}
+            pieces += sse(own | {"choices": [], "usage": self._end["usage"].model_dump(exclude_none=True)})
+        return pieces + DONE
 
     def whole(self) -> dict[str, Any]:
         calls = [
@@ -81,7 +89,8 @@ class ChatAnswer:
 class CompletionAnswer:
     """A completion's answer, as `ChatAnswer`. transformers has none before 5.18, and its later one adds `suffix`."""
 
-    def __init__(self, model: str, prompt: int) -> None:
+    def __init__(self, model: str, prompt: int, *, count: bool = False) -> None:
+        self._count = count
         self._id, self._model, self._prompt = f"cmpl-{uuid.uuid4().hex}", model, prompt
         self._created, self._text = int(time.time()), ""
         self._end: End | None = None
@@ -95,7 +104,10 @@ class CompletionAnswer:
 
     def end(self, end: End) -> str:
         self._end = end
-        return sse(self._object("", end.reason, usage(self._prompt, end.tokens))) + DONE
+        pieces = sse(self._object("", end.reason, None))
+        if self._count:
+            pieces += sse(self._object("", None, usage(self._prompt, end.tokens)) | {"choices": []})
+        return pieces + DONE
 
     def whole(self) -> dict[str, Any]:
         end = self._end or End("stop", 0)

@@ -14,9 +14,10 @@ from ...offload.attach import Offloaded
 from ..experts_spec import experts_modules
 from ..model_types import Tokenizer
 from ..offload.token_loop import CHUNK
+from ..rotary_lengths import lengths_forgotten
 from .native_rows import NativeRows, native_forward
 from .refusals import UNAVAILABLE, RequestRefusal
-from .rows import CacheKind, Rows, forward, new_cache
+from .rows import CacheKind, Rows, new_cache, prefill
 from .running_text import RunningText
 from .step_errors import STEP_ERRORS, refusal_of
 from .watched_files import WatchedFiles
@@ -80,6 +81,7 @@ class Batcher:
         stepping = native_forward(self._model)
         if stepping is not None:
             stepping.permit(hook.id for hook in self._hooks)  # a step is too short to be interrupted
+        self._hooks += lengths_forgotten(self._model)
         self._thread = threading.Thread(target=self._run, name="goldsmith steps", daemon=True)
 
     def start(self) -> None:
@@ -215,10 +217,8 @@ class Batcher:
 
     def _compute_prompt(self, text: RunningText, rows: Rows, tokens: int) -> None:
         begin, end = text.prefilled, text.prefilled + tokens
-        device = self._model.device
-        ids = torch.tensor([text.ids[begin:end]], device=device)
         with self._call(text.request.adapter, text):
-            logits = forward(self._model, ids, rows.cache, positions=torch.arange(begin, end, device=device)[None])
+            logits = prefill(self._model, text.ids, rows.cache, range(begin, end))
         text.prefilled = end
         if end < len(text.request.ids):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -17,11 +18,12 @@ from transformers.cli.serving.utils import (
     get_response_template,
     response_events_to_chunks,
 )
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from ..model_types import Tokenizer
 from ..offload.generation import chat_ids
 from .refusals import BAD_REQUEST, RequestRefusal
-from .request_fields import field_of, wrong
+from .request_fields import field_of, shortened, shown, wrong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,12 +43,14 @@ def chat_prompt(tokenizer: Tokenizer, body: dict[str, Any]) -> tuple[list[int], 
     if body.get("tool_choice") == "none":
         tools = None
     options = field_of(body, "chat_template_kwargs", dict) or {}
-    own = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
     for name, value in options.items():
-        if name in own or not isinstance(value, (str, int, float, bool, type(None))):
-            raise wrong("chat_template_kwargs", f"{name} is not supported: give the template's own words only.")
+        if name in _reserved() or not isinstance(value, (str, int, float, bool, type(None))):
+            raise wrong(
+                "chat_template_kwargs", f"{shortened(name)} is not supported: give the template's own words only."
+            )
     try:
         inputs = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
+        inputs = [message | known for message, known in zip(messages, inputs, strict=True)]  # it drops other keys
         return chat_ids(tokenizer, inputs, tools=tools or None, **options), tools or None
     except TemplateError as error:
         raise wrong("messages", f"the model's chat template refuses them: {error}.") from error
@@ -54,6 +58,13 @@ def chat_prompt(tokenizer: Tokenizer, body: dict[str, Any]) -> tuple[list[int], 
         raise wrong(
             "messages", f"they do not fit the model's chat template ({type(error).__name__}: {error})."
         ) from error
+
+
+@functools.cache
+def _reserved() -> frozenset[str]:
+    """Names that the server or transformers gives to a template, or takes on the way there."""
+    ways = (chat_ids, PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)
+    return frozenset({"messages"}.union(*(inspect.signature(way).parameters for way in ways)))
 
 
 def _checked_messages(messages: object) -> list[dict[str, Any]]:
@@ -68,7 +79,7 @@ def _checked_messages(messages: object) -> list[dict[str, Any]]:
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in TEXT or not isinstance(part.get("text"), str):
                 only = "this server takes text only, and opens no file and no address."
-                raise wrong("messages", f"a part of type {kind!r} is not supported: {only}")
+                raise wrong("messages", f"a part of type {shown(kind)} is not supported: {only}")
         if not isinstance(content, (str, list, type(None))):
             raise wrong("messages", "content: expected text, or a list of parts of type text.")
     return messages

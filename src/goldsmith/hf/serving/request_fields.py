@@ -55,6 +55,7 @@ class RequestFields:
     seed: int | None
     stop: tuple[str, ...]
     stream: bool
+    usage: bool  # whether a stream ends with the numbers of tokens
 
 
 def wrong(field: str, text: str) -> RequestRefusal:
@@ -75,7 +76,6 @@ def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str,
             raise wrong(field, f"{shown(value)} is not supported: leave the field out.")
     limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     options = field_of(body, "stream_options", dict, _only_usage, "only include_usage is known")
-    field_of(options or {}, "include_usage", bool)
     field_of(body, "user", str)
     field_of(body, "metadata", dict)
     fields = RequestFields(
@@ -87,6 +87,7 @@ def read_fields(body: object, known: set[str]) -> tuple[RequestFields, dict[str,
         seed=field_of(body, "seed", int, lambda value: -(2**63) <= value < 2**64, "expected -2^63 to 2^64 - 1"),
         stop=_stops(body.get("stop")),
         stream=bool(field_of(body, "stream", bool)),
+        usage=bool(field_of(options or {}, "include_usage", bool)),
     )
     return fields, body
 
@@ -100,7 +101,10 @@ def field_of(
     if value is None:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise wrong(field, f"{shown(value)} is not supported; {expected or 'expected a finite number'}.") from None
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise wrong(field, f"{shown(value)} is {KINDS.get(type(value), 'of another type')}; expected {KINDS[kind]}.")
     if isinstance(value, float) and not math.isfinite(value) or good is not None and not good(value):
@@ -113,7 +117,9 @@ def _only_usage(options: dict[str, object]) -> bool:
 
 
 def _stops(value: object) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value or []
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise wrong("stop", f"{shown(value)} is not supported: give a string or a list of strings.")
     if len(stops) > STOPS or "" in stops:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from ..rotary_lengths import length_types, recomputed_at
 from .running_text import RunningText
 
 if TYPE_CHECKING:
@@ -22,14 +23,16 @@ class CacheKind:
 
     joined    rows of one batch: every layer keeps all keys and values
     chunked   a prompt in several calls: other layers (linear attention) may start again with each call of many tokens
+              neither with a rotary embedding that takes one length for a whole call
     alone     no second text between two steps of one: a multimodal class may keep positions of its last input
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         kinds = {type(layer) for layer in new_cache(model).layers}
         self.alone = not type(model).__name__.endswith("ForCausalLM")
-        self.joined = kinds <= {DynamicLayer} and not self.alone
-        self.chunked = kinds <= {DynamicLayer, DynamicSlidingWindowLayer} and not self.alone
+        divisible = not self.alone and not length_types(model)
+        self.joined = kinds <= {DynamicLayer} and divisible
+        self.chunked = kinds <= {DynamicLayer, DynamicSlidingWindowLayer} and divisible
 
 
 def _layers(cache: DynamicCache) -> list[Any]:
@@ -56,6 +59,9 @@ class Rows:
         """The logits [rows, vocabulary] after one more token of every row."""
         seen = [len(text.ids) - 1 for text in self.texts]
         width = max(seen)
+        if len(seen) == 1 and width + 1 == recomputed_at(model):
+            self.cache = new_cache(model)
+            return prefill(model, self.texts[0].ids, self.cache, range(width + 1))
         self._cut(width)
         lengths = torch.tensor(seen, device=model.device)
         mask = None
@@ -122,6 +128,12 @@ class Rows:
             if whole and layer.get_seq_length() > width:
                 at = slice(-width, None) if left else slice(None, width)
                 layer.keys, layer.values = layer.keys[..., at, :], layer.values[..., at, :]
+
+
+def prefill(model: PreTrainedModel, ids: Sequence[int], cache: DynamicCache, part: range) -> Tensor:
+    """The logits [1, vocabulary] after these positions of a text; the cache has those before."""
+    tokens = torch.tensor([ids[part.start : part.stop]], device=model.device)
+    return forward(model, tokens, cache, positions=torch.arange(part.start, part.stop, device=model.device)[None])
 
 
 def forward(

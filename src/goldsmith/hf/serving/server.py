@@ -116,7 +116,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
 
     def _wait_for_head(self) -> None:
-        if self._answers or self.transport.is_closing():
+        if self._ended or self._answers or self.transport.is_closing():
             self._stop_waiting()
         elif self._timer is None:
             self._timer = self.loop.call_later(PATIENCE, self._late)
@@ -134,6 +134,10 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timer = None
         if not self._answers and not self.transport.is_closing():
             self._end("408 Request Timeout", f"No request arrived within {PATIENCE:.0f} s.")
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what is no HTTP, in the form of all others."""
+        self._end("400 Bad Request", "What arrived is no request of HTTP/1.1.")
 
     def _end(self, status: str, sentence: str) -> None:
         body = json.dumps(RequestRefusal(int(status[:3]), sentence).to_dict()).encode()

@@ -16,7 +16,7 @@ from .answers import Answer, ChatAnswer, CompletionAnswer
 from .batcher import Batcher, ServingLimits
 from .messages import AnswerParts, chat_prompt
 from .refusals import BAD_REQUEST, NOT_FOUND, RequestRefusal
-from .request_fields import CHAT, COMPLETIONS, RequestFields, field_of, read_fields, shown, wrong
+from .request_fields import CHAT, COMPLETIONS, RequestFields, field_of, read_fields, shortened, shown, wrong
 from .running_text import End, Event, Piece, RunningText, Sampling, TextRequest
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class Service:
         answer: Answer
         if chat:
             parts = AnswerParts(self._model, self._tokenizer, ids, tools)
-            answer, special = ChatAnswer(name, len(ids), parts), parts.special
+            answer, special = ChatAnswer(name, len(ids), parts, count=fields.usage), parts.special
         else:
-            answer, special = CompletionAnswer(name, len(ids)), False
+            answer, special = CompletionAnswer(name, len(ids), count=fields.usage), False
         return TextRequest(adapter, ids, sampling, fields.stop, special), answer, fields.stream
 
     def _served(self, name: str | None) -> tuple[str, str | None]:
@@ -109,8 +109,10 @@ class Service:
             raise wrong(
                 "prompt", "expected one text, or one list of token ids; send several prompts as several requests."
             )
+        if not given:
+            raise wrong("prompt", "the list is empty: give a text, or a list of at least one token id.")
         rows = cast("nn.Embedding", self._model.get_input_embeddings()).num_embeddings
-        if max(given, default=0) >= rows:
+        if max(given) >= rows:
             raise wrong("prompt", f"there is no token {max(given):,}: the model has ids from 0 to {rows - 1:,}.")
         return given
 
@@ -130,8 +132,9 @@ class Service:
             )  # fmt: skip
         new = fields.max_tokens or min(NEW_TOKENS, most - prompt)
         if prompt + new > most:
+            wish = shortened(f"{new:,}")
             raise RequestRefusal(
-                BAD_REQUEST, f"The prompt has {prompt:,} tokens, and max_tokens is {new:,}: together more than the "
+                BAD_REQUEST, f"The prompt has {prompt:,} tokens, and max_tokens is {wish}: together more than the "
                 f"{most:,} tokens that this server takes. Shorten the prompt, or give max_tokens of at most "
                 f"{most - prompt:,}.", field="max_tokens", code="context_length_exceeded",
             )  # fmt: skip
@@ -195,7 +198,9 @@ def _with_generation_config(body: object) -> Any:
         raise wrong("generation_config", "expected a JSON object in a string.")
     unknown = set(config) - WISHES - {"transformers_version"}
     if unknown:
-        raise wrong("generation_config", f"{min(unknown)} is not supported; known: {', '.join(sorted(WISHES))}.")
+        raise wrong(
+            "generation_config", f"{shortened(min(unknown))} is not supported; known: {', '.join(sorted(WISHES))}."
+        )
     if config.get("do_sample") is False:
         rest.setdefault("temperature", 0)
     for name in ("temperature", "top_p", "top_k"):
