@@ -25,6 +25,7 @@ _ORDER = (
     "reused_memory",
     "cached_result",
     "call_count",
+    "backward_shortcut",
     "aliased_output",
     "shape_branch",
     "lowered_precision",
