@@ -54,13 +54,13 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
         restored_settings(run.changed_settings),
         interpreted_kernels() if material.device.type == "cpu" else nullcontext(),
     ):
+        live: list[tuple[int, str, Tensor]] = []
         try:
-            live = _calls(materials, calls, placed, run, results)
+            _calls(materials, calls, placed, run, results, live)
         except (Exception, SystemExit) as error:
             if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
                 raise  # a mistake of the user or a limit of the machine, not of the kernel
-            run.error = error
-            return run
+            run.error = error  # results that change later may be the cause, such as too many threads
         results.threads = max(0, running_threads() - threads)
         if calls.watch:
             time.sleep(calls.watch)
@@ -80,9 +80,10 @@ def _calls(
     placed: dict[str, Tensor],
     run: CandidateRun,
     results: PlainResults,
-) -> list[tuple[int, str, Tensor]]:
-    """Makes the calls; returns the watched results (call, name, the tensor itself)."""
-    target, live, size = materials[0].target, list[tuple[int, str, Tensor]](), 0
+    live: list[tuple[int, str, Tensor]],
+) -> None:
+    """Makes the calls; adds to `live` the watched results (call, name, the tensor itself)."""
+    target, size = materials[0].target, 0
     gradable = target.wanted_grads(placed) if target.backward is not None else ()
     backwards = {b.number: b for b in calls.backward} if gradable else {}
     present, until = 0, time.monotonic() + calls.seconds
@@ -124,7 +125,6 @@ def _calls(
             _backward(material, target, supply, placed, named, wanted, number, results)
         if (note := reseeded(material.seed)) and note not in run.changed_settings:
             run.changed_settings.append(note)
-    return live
 
 
 def running_threads() -> int:

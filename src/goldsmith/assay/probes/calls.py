@@ -70,11 +70,11 @@ def run(examination: Examination) -> None:
     plain = PlainCalls(others, tuple(schedule), backward, tuple(under))
     how = RunSettings(fresh=False, plain=plain)
     run = examination.execute(NAME, "plain calls", how, look=False)
-    if examination.raised(NAME, "plain calls", run) or run.plain is None:
-        return
-    for number, name in run.plain.late:
+    for number, name in () if run.plain is None else run.plain.late:
         text = f"{name} of plain call {number + 1} changed after the call had returned"
         examination.find(CERTAIN, NAME, name, text, trick="late_write", kind="late_write")
+    if examination.raised(NAME, "plain calls", run) or run.plain is None:
+        return
     _judge(examination, materials, plain, run.names, run.plain)
 
 

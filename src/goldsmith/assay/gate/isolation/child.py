@@ -85,7 +85,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
         elif message["do"] == "state":
             reply = {"changed": state.changed}
         elif message["do"] == "time":
-            reply = _time(message, parts, timed)
+            reply = _time(message, parts, timed, events)
         elif message["do"] == "timed_results":
             reply = {"outputs": timed.some(message["numbers"])}
         elif message["do"] == "origins":
@@ -130,10 +130,12 @@ def _frame(error: BaseException) -> str:
     return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
-def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls) -> dict[str, Any]:
+def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls, events: EventLog) -> dict[str, Any]:
     materials = materials_of(message, parts)
     bound = materials[0].target.bound("candidate", materials[0].supply)
-    return _told(lambda: {"times": timed.run(bound, materials, message["schedule"])}, "a timed call")
+    with events.listening():
+        answer = _told(lambda: {"times": timed.run(bound, materials, message["schedule"])}, "a timed call")
+    return {**answer, "seen": events.report()}
 
 
 def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
@@ -155,6 +157,7 @@ def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: 
     try:
         with neutral_state(), events.listening(thorough=thorough):
             run = execute_here(material, settings)
+        events.left(run.changed_settings)
     except TargetError as error:
         return {"problem": str(error), "seen": events.report()}
     except KeyboardInterrupt as error:

@@ -8,7 +8,9 @@ wrong is decided elsewhere.
     ["folder", path]              it listed a folder that is neither its own nor part of Python or of a package
     ["import", module]        it imported a module of the judge
     ["process", call]         it started a process
-    ["patched", name]         it replaced a function of torch, of Python or of the judge
+    ["thread"]                it started a thread
+    ["patched", name]         it replaced a function or an operator of torch, a function of Python or of the judge
+    ["left", sentence]        a call left a setting of torch changed, or the random generator with another seed
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from ...support.known_functions import KnownFunctions
+from ...support.known_operators import KnownOperators
 
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
+_HELD_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes
 _LISTS = ("os.listdir", "os.scandir")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
+_HARMLESS = tuple(f"torch's {what}, " for what in ("number of threads", "deterministic mode", "anomaly mode"))
 _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
@@ -34,6 +39,7 @@ _COMPILERS = tuple(
     os.sep + os.path.join(*name.split("/"))
     for name in ("triton/", "torch/_inductor/", "torch/_dynamo/", "torch/utils/cpp_extension.py", "numba/")
 )
+_MODULE_HOOKS = tuple(n for n in vars(torch.nn.modules.module) if n.startswith("_global_") and n.endswith("_hooks"))
 _SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/", "/usr/")
 
 
@@ -48,7 +54,7 @@ class EventLog:
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
-        self.functions = functions
+        self.functions, self.operators = functions, KnownOperators()
         sys.addaudithook(self._hook)
 
     @contextmanager
@@ -69,6 +75,14 @@ class EventLog:
                     self._note("patched", name)
             for name in self.functions.replaced() if thorough else ():
                 self._note("patched", name)
+            for name in self.operators.replaced() if thorough else ():
+                self._note("patched", f"the kernel of torch's operator {name}")
+
+    def left(self, sentences: Sequence[str]) -> None:
+        """Notes settings that a call left changed, except those that change no number."""
+        for sentence in sentences:
+            if not sentence.startswith(_HARMLESS):
+                self._note("left", sentence)
 
     def report(self) -> list[list[object]]:
         """What was noted since the last report."""
@@ -93,6 +107,12 @@ class EventLog:
         elif event in _FRAMES:
             if self._called_by_candidate():
                 self._note("frames", event)
+        elif event == "object.__getattr__":
+            if arguments[1] in _HELD_FRAMES and self._caller().f_code.co_filename.startswith(self.own):
+                self._note("frames", arguments[1])
+        elif event == "_thread.start_new_thread":
+            if self._called_by_candidate(deep=True):
+                self._note("thread")
         elif event == "import":
             name = str(arguments[0])
             if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
@@ -146,7 +166,9 @@ class EventLog:
 
 def _left_running() -> dict[str, object]:
     """What sees every later call: modes of torch, and functions that Python calls at each line or call."""
+    module = torch.nn.modules.module
     return {
+        "the hooks of all modules": sum(len(value) for name, value in vars(module).items() if name in _MODULE_HOOKS),
         "torch's stack of function modes": torch._C._len_torch_function_stack(),
         "torch's stack of dispatch modes": torch._C._len_torch_dispatch_stack(),
         "sys.settrace": sys.gettrace(),
