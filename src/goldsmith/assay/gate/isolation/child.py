@@ -24,12 +24,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ....core.tracing import TargetError
 from ...execute import interpreter
+from ...execute.records import INFERENCE, USUAL
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
 from ...support import memory_errors
@@ -152,6 +154,9 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
 
 def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: int) -> dict[str, object]:
     material, settings = run_of(message, parts)
+    if settings.plain is not None and events.threads:  # no other thread may write to tensors of inference mode
+        under = tuple(USUAL if how == INFERENCE else how for how in settings.plain.under)
+        settings = replace(settings, plain=replace(settings.plain, under=under))
     # a patch stays from the run that makes it; plain calls are the last run of a case
     thorough = number <= _ALL_LOOKED_AT or number % _LOOK_EVERY == 0 or settings.plain is not None
     try:

@@ -49,7 +49,7 @@ class EventLog:
     def __init__(self, functions: KnownFunctions) -> None:
         """functions: as they were before."""
         self.seen: list[list[object]] = []
-        self.on = False
+        self.on = self.threads = False
         self.importing = self.inside = False
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
@@ -112,6 +112,7 @@ class EventLog:
                 self._note("frames", arguments[1])
         elif event == "_thread.start_new_thread":
             if self._called_by_candidate(deep=True):
+                self.threads = True
                 self._note("thread")
         elif event == "import":
             name = str(arguments[0])
