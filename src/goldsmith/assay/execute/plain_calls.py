@@ -10,9 +10,9 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from .records import (
     INFERENCE,
     NO_GRAD,
     THREAD,
+    USUAL,
     CandidateRun,
     Material,
     PlainCalls,
@@ -86,6 +87,7 @@ def _calls(
     target, size = materials[0].target, 0
     gradable = target.wanted_grads(placed) if target.backward is not None else ()
     backwards = {b.number: b for b in calls.backward} if gradable else {}
+    starts: list[str] = []  # other threads may not write to tensors of inference mode, so their candidates get none
     present, until = 0, time.monotonic() + calls.seconds
     latest = dict[int, dict[str, Tensor]]()  # numbers -> the results of their last call
     for number, which in enumerate(calls.schedule):
@@ -109,7 +111,9 @@ def _calls(
         supply = material.ordered(given)
         threads = running_threads()
         bound = target.bound("candidate", supply)
-        result = _called(bound, supply, calls.under[number] if number < len(calls.under) else "")
+        under = calls.under[number] if number < len(calls.under) else USUAL
+        with _noted_threads(starts) if number == 0 else nullcontext():
+            result = _called(bound, supply, USUAL if under == INFERENCE and (starts or threads) else under)
         pairs = names_of(result, target.outputs, "candidate", unavailable=unavailable_names(target, supply))
         named = only_tensors(pairs, "candidate")
         run.names = tuple(n for n, _ in pairs)
@@ -130,6 +134,30 @@ def _calls(
 def running_threads() -> int:
     """Threads of Python, also those that `threading` does not know."""
     return _thread._count()
+
+
+@contextmanager
+def _noted_threads(starts: list[str]) -> Iterator[None]:
+    """Context in which every start of a thread adds to `starts`."""
+
+    def noting(name: str, start: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*args: object, **kwargs: object) -> Any:
+            starts.append(name)
+            return start(*args, **kwargs)
+
+        return started
+
+    names = ("start_new_thread", "start_joinable_thread")
+    known = [
+        (o, n, vars(o)[n]) for o in (_thread, threading) for n in (*names, *(f"_{n}" for n in names)) if n in vars(o)
+    ]
+    for owner, name, start in known:
+        setattr(owner, name, noting(name, start))
+    try:
+        yield
+    finally:
+        for owner, name, start in known:
+            setattr(owner, name, start)
 
 
 def _called(call: Callable[[Mapping[str, object]], T], supply: Mapping[str, object], under: str) -> T:

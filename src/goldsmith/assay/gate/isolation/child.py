@@ -24,14 +24,13 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ....core.tracing import TargetError
 from ...execute import interpreter
-from ...execute.records import INFERENCE, USUAL
+from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
 from ...support import memory_errors
@@ -154,15 +153,14 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
 
 def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: int) -> dict[str, object]:
     material, settings = run_of(message, parts)
-    if settings.plain is not None and events.threads:  # no other thread may write to tensors of inference mode
-        under = tuple(USUAL if how == INFERENCE else how for how in settings.plain.under)
-        settings = replace(settings, plain=replace(settings.plain, under=under))
     # a patch stays from the run that makes it; plain calls are the last run of a case
     thorough = number <= _ALL_LOOKED_AT or number % _LOOK_EVERY == 0 or settings.plain is not None
     try:
+        threads = running_threads()
         with neutral_state(), events.listening(thorough=thorough):
             run = execute_here(material, settings)
         events.left(run.changed_settings)
+        events.threads(running_threads() - threads)
     except TargetError as error:
         return {"problem": str(error), "seen": events.report()}
     except KeyboardInterrupt as error:

@@ -8,7 +8,7 @@ wrong is decided elsewhere.
     ["folder", path]              it listed a folder that is neither its own nor part of Python or of a package
     ["import", module]        it imported a module of the judge
     ["process", call]         it started a process
-    ["thread"]                it started a thread
+    ["thread"]                it started threads, or has some that run
     ["patched", name]         it replaced a function or an operator of torch, a function of Python or of the judge
     ["left", sentence]        a call left a setting of torch changed, or the random generator with another seed
 """
@@ -49,7 +49,7 @@ class EventLog:
     def __init__(self, functions: KnownFunctions) -> None:
         """functions: as they were before."""
         self.seen: list[list[object]] = []
-        self.on = self.threads = False
+        self.on = False
         self.importing = self.inside = False
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
@@ -84,6 +84,11 @@ class EventLog:
             if not sentence.startswith(_HARMLESS):
                 self._note("left", sentence)
 
+    def threads(self, count: int) -> None:
+        """Notes threads that the candidate has left running."""
+        if count:
+            self._note("thread")
+
     def report(self) -> list[list[object]]:
         """What was noted since the last report."""
         seen, self.seen = self.seen, []
@@ -108,12 +113,8 @@ class EventLog:
             if self._called_by_candidate():
                 self._note("frames", event)
         elif event == "object.__getattr__":
-            if arguments[1] in _HELD_FRAMES and self._caller().f_code.co_filename.startswith(self.own):
+            if arguments[1] in _HELD_FRAMES and self._called_by_candidate(itself=True):
                 self._note("frames", arguments[1])
-        elif event == "_thread.start_new_thread":
-            if self._called_by_candidate(deep=True):
-                self.threads = True
-                self._note("thread")
         elif event == "import":
             name = str(arguments[0])
             if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
@@ -142,14 +143,19 @@ class EventLog:
             frame = frame.f_back
         return False
 
-    def _called_by_candidate(self, *, deep: bool = False) -> bool:
+    def _called_by_candidate(self, *, deep: bool = False, itself: bool = False) -> bool:
         """Whether the candidate's file makes the call, by itself or through `inspect`; deep: through anything."""
         frame = self._caller()
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(self.own):
                 return True
-            if not deep and not name.endswith(("inspect.py", "traceback.py")) and not name.startswith("<frozen"):
+            if (
+                itself
+                or not deep
+                and not name.endswith(("inspect.py", "traceback.py"))
+                and not name.startswith("<frozen")
+            ):
                 return False
             if "goldsmith" in name or name.startswith("<frozen importlib"):
                 return False
