@@ -27,12 +27,12 @@ from ..isolation.candidate_process import CandidateProcess
 from ..isolation.limits import processor_seconds
 from ..isolation.wire import outputs_from_data, timed_request_of, times_from_data
 from . import floors
-from .timed_calls import DEVICE, WALL, TimedCalls
+from .timed_calls import DEVICE, WALL, TimedCalls, varied
 
 SETS = 6  # different inputs, in random order
 LEAST, MOST = 12, 96  # calls
 BUDGET_US = 400_000.0
-VERIFIED_BYTES = 32 << 20
+VERIFIED_BYTES, VERIFY_LEAST, VERIFY_SECONDS = 32 << 20, 6, 1.0  # results that are judged
 TAIL_US = 100.0  # of work that goes on after the stream of the call has finished
 SLOWER, SLOWER_US = 4.0, 1_000.0  # how far the judge's clock must be above the reported time to doubt it
 
@@ -90,10 +90,10 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     if wrong:
         raise Impossible("call_count", f"right when it was judged, and wrong in another process: {wrong[0].text}")
     materials = [replace(examination.variant(100 + k), seed=seed) for k in range(SETS)]
-    first = timed_calls(process, materials, [[k % SETS, WALL] for k in range(4)])
+    first = timed_calls(process, materials, _salted([[k % SETS, WALL] for k in range(4)], examination, order))
     typical = statistics.median(wall for wall, _ in first[1:])
     calls = int(min(MOST, max(LEAST, BUDGET_US / max(typical, 1.0))))
-    schedule = _schedule(calls, device, order)
+    schedule = _salted(_schedule(calls, device, order), examination, order)
     before, began = processor_seconds(process.pid), time.perf_counter()
     times = timed_calls(process, materials, schedule)
     elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
@@ -134,6 +134,12 @@ def _schedule(calls: int, device: torch.device, order: random.Random) -> list[li
     return [[order.randrange(SETS), kinds[k % len(kinds)]] for k in range(calls)]
 
 
+def _salted(schedule: Sequence[Sequence[object]], examination: Examination, order: random.Random) -> list[list[object]]:
+    """The calls with a salt each, so that no numbers repeat; 0 where a condition of the case could exclude them."""
+    fixed = examination.case.where is not None
+    return [[*entry, 0 if fixed else order.randrange(1, 2**31)] for entry in schedule]
+
+
 def _elements(case: Case, dtype: torch.dtype) -> int:
     return sum(t.numel() for t in case.build(dtype).values() if isinstance(t, Tensor))
 
@@ -141,8 +147,8 @@ def _elements(case: Case, dtype: torch.dtype) -> int:
 def _believed(
     case: Case, times: Sequence[Sequence[float]], schedule: Sequence[Sequence[object]], judge: float
 ) -> CallTiming:
-    walls = [t[0] for t, (_, kind) in zip(times, schedule, strict=True) if kind == WALL]
-    events = [t for t, (_, kind) in zip(times, schedule, strict=True) if kind == DEVICE]
+    walls = [t[0] for t, (_, kind, *_) in zip(times, schedule, strict=True) if kind == WALL]
+    events = [t for t, (_, kind, *_) in zip(times, schedule, strict=True) if kind == DEVICE]
     wall, doubts = statistics.median(walls), []
     device = statistics.median(t[0] for t in events) if events else None
     believed, samples = (wall, walls) if device is None else (device, [t[0] for t in events])
@@ -178,7 +184,7 @@ def _reference(materials: Sequence[Material], device: torch.device) -> float | N
     bound = targets[0].target.bound("golden", targets[0].supply)
     kind = DEVICE if device.type == "cuda" else WALL
     try:
-        times = TimedCalls().run(bound, targets, [[k % SETS, kind] for k in range(LEAST)])
+        times = TimedCalls().run(bound, targets, [[k % SETS, kind, k + 1] for k in range(LEAST)])
     except (RuntimeError, TypeError, ValueError):
         return None
     return statistics.median(t[0] for t in times[2:])
@@ -193,20 +199,24 @@ def _verify(
     first = timed_results(process, numbers[:1])[0]
     size = sum(t.numel() * t.element_size() for t in first.values())
     numbers = numbers[: max(2, min(len(numbers), VERIFIED_BYTES // max(size, 1)))]
-    seen: dict[int, Mapping[str, Tensor]] = {}
+    until, seen = time.monotonic() + VERIFY_SECONDS, dict[tuple[int, int], Mapping[str, Tensor]]()
     for number, outputs in zip(numbers, timed_results(process, numbers), strict=True):
-        which = schedule[number][0]
-        if which in seen and _equal(seen[which], outputs):
+        which, _, salt = schedule[number]
+        if (which, salt) in seen and _equal(seen[which, salt], outputs):
             continue
-        seen[which] = outputs
+        if len(seen) >= VERIFY_LEAST and time.monotonic() > until:
+            break
+        seen[which, salt] = outputs
         run = CandidateRun(names=tuple(outputs), outputs=dict(outputs))
-        material = replace(materials[which], target=replace(materials[which].target, backward=None))
+        given = materials[which]
+        inputs = varied(given.inputs, salt)
+        material = replace(given, inputs=inputs, target=replace(given.target, backward=None))
         reference = examination.references(material, run)
         bad = values.judge(examination, run, reference, "values", f"timed call {number + 1}", noise=False, repeat=None)
         if bad:
             text = examination.findings[-1].text if examination.findings else f"{', '.join(sorted(bad))} is wrong"
             raise Impossible(
-                "call_count", f"timed call {number + 1} is wrong, and the same inputs were right before: {text}"
+                "call_count", f"timed call {number + 1} is wrong, and such inputs were right before: {text}"
             )
 
 
