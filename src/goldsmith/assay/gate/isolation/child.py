@@ -135,7 +135,9 @@ def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls, events: E
     materials = materials_of(message, parts)
     bound = materials[0].target.bound("candidate", materials[0].supply)
     with events.listening():
-        answer = _told(lambda: {"times": timed.run(bound, materials, message["schedule"])}, "a timed call")
+        answer = _told(
+            lambda: {"times": timed.run(bound, materials, message["schedule"], flush=message["flush"])}, "a timed call"
+        )
     return {**answer, "seen": events.report()}
 
 

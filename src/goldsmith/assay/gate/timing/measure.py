@@ -33,6 +33,7 @@ SETS = 6  # different inputs, in random order
 LEAST, MOST = 12, 96  # calls
 BUDGET_US = 400_000.0
 VERIFIED_BYTES, VERIFY_LEAST, VERIFY_SECONDS = 32 << 20, 6, 1.0  # results that are judged
+MANY, MANY_US, MANY_SLOWER_US = 2000, 100_000.0, 100.0  # calls without a flush, and how far the judge's clock may be
 TAIL_US = 100.0  # of work that goes on after the stream of the call has finished
 SLOWER, SLOWER_US = 4.0, 1_000.0  # how far the judge's clock must be above the reported time to doubt it
 
@@ -100,6 +101,7 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     clock = (elapsed if device.type == "cuda" else spent) * 1e6 / calls
     _verify(process, examination, materials, schedule, order)
     timing = _believed(case, times, schedule, max(0.0, clock - _harness(materials, schedule, device)))
+    _hold_against(timing, _many(process, materials, timing, device))
     timing.reference = _reference(materials, device)
     bound = materials[0].target.bound("golden", materials[0].supply)
     timing.floor, timing.limit = floors.least_us(materials[0].inputs, lambda: bound(materials[0].supply), device)
@@ -111,11 +113,33 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     return timing
 
 
+def _many(process: CandidateProcess, materials: Sequence[Material], timing: CallTiming, device: torch.device) -> float:
+    """Microseconds of a call by the judge's clock, of many without a flush of the caches, which would hide small ones.
+
+    Of processor time and wall time the smaller: one counts every thread, the other what else the machine does.
+    """
+    size = sum(t.numel() * t.element_size() for t in materials[0].inputs.values())
+    calls = int(min(MANY, max(LEAST, MANY_US / max(timing.wall, 1.0)), max(LEAST, VERIFIED_BYTES // max(size, 1))))
+    schedule = [[k % SETS, WALL, 0] for k in range(calls)]
+    before, began = processor_seconds(process.pid), time.perf_counter()
+    timed_calls(process, materials, schedule, flush=False)
+    elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
+    clock = (elapsed if device.type == "cuda" else min(elapsed, spent)) * 1e6 / calls
+    return max(0.0, clock - _harness(materials, schedule, device, flush=False))
+
+
+def _hold_against(timing: CallTiming, judge: float) -> None:
+    """Believes the judge's clock where many calls took far longer than the process says of one."""
+    if judge > SLOWER * timing.wall + MANY_SLOWER_US and judge > timing.time:
+        timing.doubts.append(f"many calls take {judge:.0f} us each, and the process says {timing.wall:.0f} us of one")
+        timing.time = judge
+
+
 def timed_calls(
-    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[object]
+    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[object], *, flush: bool = True
 ) -> list[tuple[float, float]]:
     """(microseconds, microseconds of work left) of timed calls, as the candidate's process reports them."""
-    request = {"do": "time", **timed_request_of(materials, schedule)}
+    request = {"do": "time", "flush": flush, **timed_request_of(materials, schedule)}
     return process.answer(
         request, f"{len(schedule)} timed calls", lambda reply: times_from_data(reply.get("times"), len(schedule))
     )
@@ -164,7 +188,9 @@ def _believed(
     return CallTiming(case.name, believed, wall, judge, device, p10=p10, p90=p90, calls=len(times), doubts=doubts)
 
 
-def _harness(materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device) -> float:
+def _harness(
+    materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device, *, flush: bool = True
+) -> float:
     """Microseconds of one turn of the loop around a call that does nothing, by the same clock."""
     calls = TimedCalls()
     first = next((t[:0] if t.dim() else t for t in materials[0].inputs.values()), torch.zeros(0))
@@ -172,7 +198,7 @@ def _harness(materials: Sequence[Material], schedule: Sequence[Sequence[object]]
     calls.run(lambda supply: first, plain, schedule[:2])
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
-    calls.run(lambda supply: first, plain, schedule)
+    calls.run(lambda supply: first, plain, schedule, flush=flush)
     return (clock() - began) * 1e6 / len(schedule)
 
 

@@ -51,10 +51,12 @@ class TimedCalls:
         self.flush: Tensor | None = None
 
     def run(
-        self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], schedule: Sequence[Any]
-    ) -> Any:
+        self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], schedule: Sequence[Any],
+        *, flush: bool = True,
+    ) -> Any:  # fmt: skip
         """[microseconds, microseconds of work left afterwards] of each call of the schedule, a list of [number of the
         inputs, WALL or DEVICE, salt]. WALL: from an idle device to an idle device. DEVICE: between events.
+        flush: overwrite the caches before each call.
         """
         device = materials[0].device
         cuda = device.type == "cuda"
@@ -65,7 +67,8 @@ class TimedCalls:
             for which, kind, salt in schedule:
                 material = materials[which]
                 supply = material.ordered(varied(material.inputs, salt))
-                self.flush.add_(1)
+                if flush:
+                    self.flush.add_(1)
                 if cuda:
                     taken, result = _on_stream(call, supply, device, kind)
                 else:
