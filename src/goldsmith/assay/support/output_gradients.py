@@ -37,8 +37,8 @@ def gradients_of(
 
 
 def add_gradients(results: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
-    """Adds the same gradients to `.grad` of every leaf, as `.backward()` does."""
-    _root(results, sent).backward()
+    """Adds the same gradients to `.grad` of every leaf, as `.backward()` does; the graph stays."""
+    _root(results, sent).backward(retain_graph=True)
 
 
 def _root(results: Sequence[Tensor], sent: Sequence[Tensor]) -> Tensor:
