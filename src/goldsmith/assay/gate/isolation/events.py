@@ -173,9 +173,9 @@ class EventLog:
 
 def _left_running() -> dict[str, object]:
     """What sees every later call: modes of torch, and functions that Python calls at each line or call."""
-    module = torch.nn.modules.module
+    hooks = vars(torch.nn.modules.module)
     return {
-        "the hooks of all modules": sum(len(value) for name, value in vars(module).items() if name in _MODULE_HOOKS),
+        "the hooks of all modules": sum(len(hooks[name]) for name in _MODULE_HOOKS),
         "torch's stack of function modes": torch._C._len_torch_function_stack(),
         "torch's stack of dispatch modes": torch._C._len_torch_dispatch_stack(),
         "sys.settrace": sys.gettrace(),
