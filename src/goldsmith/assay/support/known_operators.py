@@ -28,11 +28,11 @@ class KnownOperators:
         """Operators of torch that have another kernel now."""
         new = (key.split("/") for key in torch.library._impls - self.registered)
         names = {f"{key[0]}::{key[1]}" for key in new if key[0] in _NAMESPACES and key[-1] != "Meta"}
-        found = {name for name in names if any(map(_foreign, _kernels(name)))}
+        others = {name for name in names if any(map(_foreign, _kernels(name)))}
         for name, before in self.kernels.items():
             if any(_foreign(line) for line in _kernels(f"aten::{name}") - before):
-                found.add(f"aten::{name}")
-        return sorted(found)
+                others.add(f"aten::{name}")
+        return sorted(others)
 
 
 def _kernels(name: str) -> frozenset[str]:
