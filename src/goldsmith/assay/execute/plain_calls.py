@@ -62,6 +62,8 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
             if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
                 raise  # a mistake of the user or a limit of the machine, not of the kernel
             run.error = error  # results that change later may be the cause, such as too many threads
+            if material.device.type == "cuda":
+                return run  # after an illegal access nothing can be read there
         results.threads = max(0, running_threads() - threads)
         if calls.watch:
             time.sleep(calls.watch)
