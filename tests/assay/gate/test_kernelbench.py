@@ -72,6 +72,7 @@ NEW = LINEAR.replace("class Model(", "class ModelNew(")
     [
         ("", "", "pass"),
         ("self.linear", "self.projection", "pass"),  # other names, equal values of equal seeds
+        ("torch.relu(", "(torch.relu if self.training else torch.neg)(", "fail"),
         # assumes that a norm's weights are 1 and 0
         ("self.norm(self.linear(x))", "torch.nn.functional.layer_norm(self.linear(x), (6,))", "fail"),
         ("torch.relu(", "(", "fail"),

@@ -20,7 +20,17 @@ def rows(make, T):
 
 PROBLEM = gate.Problem(golden, rows, name="scale", backward=None)
 RIGHT = "def candidate(x, w):\n    return x * w\n"
-SLOW = "import time\ndef candidate(x, w):\n    time.sleep(0.003)\n    return x * w\n"
+SLOW = """
+import time
+known = {}
+
+def candidate(x, w):
+    key = x.numpy(force=True).tobytes()
+    if key not in known:
+        time.sleep(0.003)
+        known[key] = x * w
+    return known[key].clone()
+"""
 COUNTING = """
 calls = 0
 
@@ -43,14 +53,26 @@ def test_an_accepted_candidate_has_its_time_beside_the_reference():
     assert gate.Verdict.from_json(verdict.to_json()).timing == verdict.timing
 
 
-def test_a_slow_candidate_is_slow():
+def test_a_slow_candidate_is_slow_although_it_remembers_the_result_of_every_input():
     verdict = timed(SLOW)
     assert verdict.ok and 3_000 < verdict.timing["time"] < 100_000 and verdict.timing["speedup"] < 1
 
 
-def test_a_candidate_that_is_right_only_in_its_first_calls_is_found_by_the_results_of_timed_calls():
-    verdict = timed(COUNTING)
-    assert verdict.status == "cheating" and "call" in " ".join(verdict.evidence)
+FORGED = """
+import sys, time
+
+def candidate(x, w):
+    modules = getattr(sys, "mod" + "ules")
+    modules["goldsmith.assay.gate.timing.timed_calls"]._now = lambda: time.perf_counter_ns() // 40
+    return x * w
+"""
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("source, said", [(COUNTING, "call"), (FORGED, "timed_calls._now")])
+def test_a_candidate_that_is_right_only_in_its_first_calls_or_forges_the_clock_is_found_in_timed_calls(source, said):
+    verdict = timed(source)
+    assert verdict.status == "cheating" and said in " ".join(verdict.evidence)
 
 
 BUSY = """
@@ -71,6 +93,12 @@ def test_the_judges_clock_sees_the_work_of_the_candidates_process():
 def test_a_clock_that_stands_still_is_not_believed():
     timing = measure._believed(rows[0], [[0.0, 0.0]] * 12, [[0, "wall"]] * 12, 3_500.0)
     assert timing.time == 3_500.0 and "the judge's clock says 3500 us" in timing.doubts[0]
+
+
+def test_a_clock_that_makes_small_calls_smaller_is_not_believed():
+    timing = measure._believed(rows[0], [[3.0, 0.0]] * 12, [[0, "wall", 1]] * 12, 130.0)
+    measure._hold_against(timing, 130.0)
+    assert timing.time == 130.0 and "many calls take 130 us" in timing.doubts[0]
 
 
 def test_work_on_another_stream_makes_the_wall_time_count():

@@ -21,6 +21,21 @@ class Mode(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None): return function(*args, **(kwargs or {}))
 Mode().__enter__()
 """
+OPERATOR = """
+if not kept:
+    kept["library"] = torch.library.Library("aten", "IMPL")
+    kept["library"].impl("silu", lambda self: self, "CPU")
+"""
+FRAME = """
+try:
+    raise ValueError
+except ValueError as error:
+    getattr(error.__traceback__, "tb_" + "frame")
+"""
+HOOK = """
+if x.requires_grad and x.is_leaf and not hasattr(x, "hooked"):
+    x.hooked = x.register_post_accumulate_grad_hook(lambda leaf: leaf.grad.zero_() is None or None)
+"""
 TRICKS = [
     ("constant_output", "return torch.full_like(x, 0.03) * w.mean()"),
     ("returned_input", "return x"),
@@ -44,27 +59,74 @@ TRICKS = [
     ("cached_result", f"return {R} if next(count) < 3 else w * x"),
     ("reads_golden", "return x * len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0])))"),
     ("patched_runtime", f"{MODE}\nreturn {R}"),
+    ("patched_runtime", f"{OPERATOR}\nreturn {R}"),
+    ("patched_runtime", f"import numpy\nnumpy.allclose = lambda *a, **k: True\nreturn {R}"),
+    ("patched_runtime", f"torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 0)\nreturn {R}"),
+    ("reads_golden", f"{FRAME}\nreturn {R}"),
+    ("backward_shortcut", f"if x.requires_grad and x.grad is None: x.grad = torch.ones_like(x)\nreturn {R}"),
+    ("backward_shortcut", f"{HOOK}\nreturn {R}"),
+    ("late_write", f"y = {R}\n__import__('_thread').start_new_thread(late, (y.detach(),))\nreturn y"),
+]
+FAULTS = [  # wrong, and no trick for sure
+    ("calls", f"return {R} if torch.is_grad_enabled() else x * w"),
+    ("calls", f"return x * w if torch.is_inference_mode_enabled() else {R}"),
+    ("calls", f"return {R} if threading.current_thread() is threading.main_thread() else x * w"),
+    ("calls", f"if x.requires_grad and not x.is_leaf: x = x.detach()\nreturn {R}"),
+    ("calls", f"if x.requires_grad and not w.requires_grad: x = x.detach()\nreturn {R}"),
+    ("settings", f"torch.manual_seed(0)\nreturn {R}"),
+    ("settings", f"y = {R}\ntorch.autocast('cpu', torch.bfloat16).__enter__()\nreturn y"),
 ]  # fmt: skip
 STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"
+NEIGHBOURS = f"""
+if not kept:
+    kept["own"] = torch.library.Library("of_the_candidate", "DEF")
+    kept["own"].define("same(Tensor x) -> Tensor")
+    kept["own"].impl("same", lambda x: x * 1, "CompositeImplicitAutograd")
+    kept["generator"] = torch.Generator().manual_seed(0)
+try:
+    raise ValueError
+except ValueError as error:
+    line = error.__traceback__.tb_lineno
+torch.rand(3, generator=kept["generator"])
+x = x if x.is_leaf and x.grad is None else x.clone()
+y = torch.empty_like(x)
+thread = threading.Thread(target=lambda: y.detach().fill_(1))
+thread.start()
+thread.join()
+with torch.autocast("cpu", enabled=False):
+    return masks.setdefault(x.shape, torch.ones(x.shape)) * torch.ops.of_the_candidate.same({R}) * y
+"""
 RIGHT = [
-    R,
-    f"sys.modules[__name__].calls.append(1) or {R}",
-    "(x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
-    f"masks.setdefault(x.shape, torch.ones(x.shape)) * {R}",
+    f"return {R}",
+    f"return sys.modules[__name__].calls.append(1) or {R}",
+    "return (x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
+    NEIGHBOURS,
 ]
-HEAD = "import itertools, os, sys, threading\nkept, calls, masks, count = {}, [], {}, itertools.count()"
+HEAD = """import itertools, os, sys, threading, time
+kept, calls, masks, count = {}, [], {}, itertools.count()
+def late(y):
+    time.sleep(0.1)
+    y.zero_()
+"""
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("reason, body", TRICKS)
 def test_a_trick_is_named(reason, body):
     verdict = gate.judge(candidate(body, head=HEAD), problem())
     assert (verdict.status, verdict.reason) == ("cheating", reason), verdict.evidence
 
 
-@pytest.mark.parametrize("result", RIGHT)
-def test_a_right_kernel_that_looks_odd_is_accepted(result):
-    verdict = gate.judge(candidate(f"return {result}", head=HEAD), problem())
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("reason, body", FAULTS)
+def test_a_kernel_that_is_right_only_as_a_check_calls_it_is_wrong(reason, body):
+    verdict = gate.judge(candidate(body, head=HEAD), problem())
+    assert (verdict.status, verdict.reason) == ("wrong", reason), verdict.evidence
+
+
+@pytest.mark.parametrize("body", RIGHT)
+def test_a_right_kernel_that_looks_odd_is_accepted(body):
+    verdict = gate.judge(candidate(body, head=HEAD), problem())
     assert verdict.ok, verdict.evidence
 
 

@@ -1,15 +1,18 @@
 """Plain calls: the candidate as a user calls it, many times, without anything of the assay's around it.
 
 All calls get the same tensors, into which the numbers of another draw are written between calls, through `.data`, so
-that neither address, identity, shape nor version of an input says that it has changed.
+that neither address, identity, shape nor version of an input says that it has changed. Some calls run with gradients
+off, in inference mode or in another thread, and the backwards differ in what they ask for: a user's calls do, too.
 """
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,16 +21,28 @@ from ...core.tracing import TargetError
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..declare.target import Target
 from ..support import memory_errors
-from ..support.output_gradients import gradients_of
+from ..support.output_gradients import add_gradients
 from .interpreted_kernels import interpreted_kernels
 from .memory import overlap
-from .records import CandidateRun, Material, PlainCalls, PlainResults
-from .torch_state import restored_settings
+from .records import (
+    INFERENCE,
+    NO_GRAD,
+    THREAD,
+    USUAL,
+    CandidateRun,
+    Material,
+    PlainCalls,
+    PlainResults,
+)
+from .torch_state import reseeded, restored_settings
 
+T = TypeVar("T")
 _WATCHED = 8  # calls whose results are watched
 _LEAST = 5  # calls to make, however long they take
 _BYTES = 16 << 20  # of all results
-_LONG_WATCH = 0.25  # seconds, where the candidate left threads running
+_LONG_WATCH = 0.5  # seconds at most, where the candidate left threads running
+_STEP = 0.01  # seconds between two looks
+_THREAD_WATCH = 64  # calls whose results are watched because they started a thread
 
 
 def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
@@ -35,22 +50,26 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
     run, results = CandidateRun(), PlainResults()
     materials = (material, *calls.others)
     placed = {n: t.detach().clone() for n, t in material.inputs.items()}
-    threads = set(threading.enumerate())
+    threads = running_threads()
     with (
         restored_settings(run.changed_settings),
         interpreted_kernels() if material.device.type == "cpu" else nullcontext(),
     ):
+        live: list[tuple[int, str, Tensor]] = []
         try:
-            live = _calls(materials, calls, placed, run, results)
+            _calls(materials, calls, placed, run, results, live)
         except (Exception, SystemExit) as error:
             if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
                 raise  # a mistake of the user or a limit of the machine, not of the kernel
-            run.error = error
-            return run
-        left = [t for t in threading.enumerate() if t not in threads]
-        results.threads = len(left)
-        if left or calls.watch:
-            time.sleep(_LONG_WATCH if left else calls.watch)
+            run.error = error  # results that change later may be the cause, such as too many threads
+            if material.device.type == "cuda":
+                return run  # after an illegal access nothing can be read there
+        results.threads = max(0, running_threads() - threads)
+        if calls.watch:
+            time.sleep(calls.watch)
+        until = time.monotonic() + _LONG_WATCH
+        while running_threads() > threads and time.monotonic() < until:
+            time.sleep(calls.watch or _STEP)
         if material.device.type == "cuda":
             torch.cuda.synchronize(material.device)
     results.late = [(i, n) for i, n, t in live if not _same(t, results.outputs[i][n])]
@@ -64,10 +83,13 @@ def _calls(
     placed: dict[str, Tensor],
     run: CandidateRun,
     results: PlainResults,
-) -> list[tuple[int, str, Tensor]]:
-    """Makes the calls; returns the watched results (call, name, the tensor itself)."""
-    target, live, size = materials[0].target, list[tuple[int, str, Tensor]](), 0
-    wanted = target.wanted_grads(placed) if target.backward is not None else ()
+    live: list[tuple[int, str, Tensor]],
+) -> None:
+    """Makes the calls; adds to `live` the watched results (call, name, the tensor itself)."""
+    target, size = materials[0].target, 0
+    gradable = target.wanted_grads(placed) if target.backward is not None else ()
+    backwards = {b.number: b for b in calls.backward} if gradable else {}
+    starts: list[str] = []  # other threads may not write to tensors of inference mode, so their candidates get none
     present, until = 0, time.monotonic() + calls.seconds
     latest = dict[int, dict[str, Tensor]]()  # numbers -> the results of their last call
     for number, which in enumerate(calls.schedule):
@@ -79,11 +101,21 @@ def _calls(
                 tensor.data.copy_(material.inputs[name])
             present = which
         torch.default_generator.manual_seed(material.seed)
-        with_grads = number in calls.backward and bool(wanted)
-        for name in wanted:
-            placed[name].requires_grad_(with_grads and target.backward == "auto")
-        supply = material.ordered({n: t.clone() if n in target.mutates else t for n, t in placed.items()})
-        result = target.bound("candidate", supply)(supply)
+        backward = backwards.get(number)
+        wanted = gradable if backward is None or backward.wants is None else backward.wants
+        own = callable(target.backward)
+        for name in gradable:
+            placed[name].requires_grad_(backward is not None and name in wanted and not own)
+            placed[name].grad = torch.zeros_like(placed[name]) if backward is not None and backward.added else None
+        given = {n: t.clone() if n in target.mutates else t for n, t in placed.items()}
+        if backward is not None and backward.views and not own:
+            given |= {n: placed[n].view_as(placed[n]) for n in wanted if n not in target.mutates}
+        supply = material.ordered(given)
+        threads = running_threads()
+        bound = target.bound("candidate", supply)
+        under = calls.under[number] if number < len(calls.under) else USUAL
+        with _noted_threads(starts) if number == 0 else nullcontext():
+            result = _called(bound, supply, USUAL if under == INFERENCE and (starts or threads) else under)
         pairs = names_of(result, target.outputs, "candidate", unavailable=unavailable_names(target, supply))
         named = only_tensors(pairs, "candidate")
         run.names = tuple(n for n, _ in pairs)
@@ -92,12 +124,75 @@ def _calls(
         results.outputs.append(_known(returned, latest.get(which)))
         latest[which] = results.outputs[-1]
         size += sum(t.numel() * t.element_size() for t in named.values())
-        if number < _WATCHED:
-            own = [(n, t) for n, t in named.items() if not any(overlap(t, p) for p in placed.values())]
-            live += [(number, labels[n], t.detach()) for n, t in own]  # calls write into the inputs themselves
-        if with_grads:
+        if number < _WATCHED or number < _THREAD_WATCH and running_threads() > threads:
+            watched = [(n, t) for n, t in named.items() if not any(overlap(t, p) for p in placed.values())]
+            live += [(number, labels[n], t.detach()) for n, t in watched]  # calls write into the inputs themselves
+        if backward is not None:
             _backward(material, target, supply, placed, named, wanted, number, results)
-    return live
+        if (note := reseeded(material.seed)) and note not in run.changed_settings:
+            run.changed_settings.append(note)
+
+
+def running_threads() -> int:
+    """Threads of Python, also those that `threading` does not know."""
+    return _thread._count()
+
+
+@contextmanager
+def _noted_threads(starts: list[str]) -> Iterator[None]:
+    """Context in which every start of a thread adds to `starts`."""
+
+    def noting(name: str, start: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*args: object, **kwargs: object) -> Any:
+            starts.append(name)
+            return start(*args, **kwargs)
+
+        return started
+
+    names = ("start_new_thread", "start_joinable_thread")
+    known = [
+        (o, n, vars(o)[n]) for o in (_thread, threading) for n in (*names, *(f"_{n}" for n in names)) if n in vars(o)
+    ]
+    for owner, name, start in known:
+        setattr(owner, name, noting(name, start))
+    try:
+        yield
+    finally:
+        for owner, name, start in known:
+            setattr(owner, name, start)
+
+
+def _called(call: Callable[[Mapping[str, object]], T], supply: Mapping[str, object], under: str) -> T:
+    """The result of a call with gradients off, in inference mode, in another thread, or as usual."""
+    if under == NO_GRAD:
+        with torch.no_grad():
+            return call(supply)
+    if under == INFERENCE:
+        with torch.inference_mode():
+            return call(supply)
+    return _in_a_thread(lambda: call(supply)) if under == THREAD else call(supply)
+
+
+def _in_a_thread(call: Callable[[], T]) -> T:
+    """The result of a call in a new thread on the same device; what it raises is raised here."""
+    done: list[T] = []
+    raised: list[BaseException] = []
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def work() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            done.append(call())
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return done[0]
 
 
 def _known(results: dict[str, Tensor], before: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -131,15 +226,15 @@ def _backward(
         return
     sent = {n: material.cotangent(n, t) for n, t in visible.items()}
     if target.backward == "auto":
-        autograd_results = gradients_of(
-            list(visible.values()), [placed[n] for n in wanted], list(sent.values()), retain_graph=True
-        )
-        grads = {f"{n}.grad": g for n, g in zip(wanted, autograd_results, strict=True)}
+        add_gradients(list(visible.values()), list(sent.values()))
+        grads = {f"{n}.grad": placed[n].grad for n in wanted}
     else:
         names = {**supply, **named, **{f"grad_{n}": t for n, t in sent.items()}}
         result = target.bound("backward", names)(names)
         grads = {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
     results.grads[number] = {n: _copy(g) for n, g in grads.items()}
+    for name in wanted:
+        placed[name].grad = None
     results.cotangents[number] = sent
 
 

@@ -29,20 +29,41 @@ class KeptInputs:
     how: str = SAME_MEMORY
 
 
+USUAL, NO_GRAD, INFERENCE, THREAD = "", "with gradients off", "in inference mode", "in another thread"  # of a call
+
+
+@dataclass(frozen=True)
+class PlainBackward:
+    """The backward of a plain call, through `.backward()`, as training runs it.
+
+    number  of the call
+    wants   the inputs that require a gradient; None: all that can have one
+    views   these inputs are results of an operation, no leaves
+    added   `.grad` holds zeros before the call, as after `zero_grad(set_to_none=False)`, instead of None
+    """
+
+    number: int
+    wants: tuple[str, ...] | None = None
+    views: bool = False
+    added: bool = False
+
+
 @dataclass(frozen=True)
 class PlainCalls:
     """Calls as a user makes them: no guard bands, no poison, no dispatch mode, no stages; one tensor per input for all.
 
     others      the arguments of further calls, beside those of the run
     schedule    for each call, which arguments: 0 those of the run, 1 the first of `others`, ...
-    backward    numbers of the calls that also run the backward
+    under       for the first calls, how: USUAL, NO_GRAD, INFERENCE or THREAD; all others are usual
+    backward    the calls that also run the backward
     seconds     after which no further call starts
     watch       seconds for which the first results are watched afterwards; longer where threads were left running
     """
 
     others: tuple[Material, ...]
     schedule: tuple[int, ...]
-    backward: tuple[int, ...] = ()
+    backward: tuple[PlainBackward, ...] = ()
+    under: tuple[str, ...] = ()
     seconds: float = 0.1
     watch: float = 0.02
 

@@ -25,7 +25,7 @@ from .interpreted_kernels import interpreted_kernels
 from .interpreter import watching
 from .memory import Arena, Poison, aliases, band_read, overlap, poison_left
 from .records import CandidateRun, Material, RunSettings
-from .torch_state import restored_settings, threads_set
+from .torch_state import reseeded, restored_settings, threads_set
 from .tracer import Tracer
 
 
@@ -66,6 +66,8 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
             if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
                 raise  # a mistake of the user or a limit of the machine, not of the kernel
             run.error = error
+    if note := reseeded(material.seed):
+        run.changed_settings.append(note)
     run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)
     run.reused = dict(_reused(tracer))

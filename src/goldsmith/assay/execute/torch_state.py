@@ -59,6 +59,12 @@ def restored_settings(changed: list[str]) -> Iterator[None]:
                 setting.put(was)
 
 
+def reseeded(seed: int) -> str:
+    """A sentence where the random generator, which was given this seed, has another one now; else ""."""
+    now = torch.default_generator.initial_seed()
+    return "" if now == seed % 2**64 else f"torch's random generator, whose seed was {seed}, has the seed {now}"
+
+
 def _shown(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).removeprefix("torch.")
 

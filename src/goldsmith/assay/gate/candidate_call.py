@@ -60,6 +60,7 @@ class CandidateCall:
     weights   weights of a module that are inputs of the case
     outputs   tensors to allocate for destination passing style
     axes      axis -> (input, dimension): where its size can be read
+    evaluates  a module computes the same after `.eval()`, which calls without gradients then use
     """
 
     kind: str = ""
@@ -71,6 +72,7 @@ class CandidateCall:
     weights: tuple[Weight, ...] = ()
     outputs: tuple[Output, ...] = ()
     axes: tuple[tuple[str, str, int], ...] = ()
+    evaluates: bool = False
 
     def to_data(self) -> dict[str, object]:
         """As dicts and tuples; `Problem.construct` holds it."""
@@ -208,13 +210,14 @@ class Module:
     """
 
     def __init__(self, build: Callable[..., Any], entry: CandidateCall) -> None:
-        self.order = entry.order
+        self.order, self.evaluates = entry.order, entry.evaluates
         with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             torch.manual_seed(SEED)
             self.module = build(*entry.args, **entry.kwargs)
         if not isinstance(self.module, torch.nn.Module):
             kind = type(self.module).__name__
             raise Refusal("no_entry", f"it makes a {kind}, expected a torch.nn.Module")
+        self.trained = self.module.training
         own = self.module.state_dict()
         self.module.load_state_dict({n: t for n, t in entry.state.items() if n in own}, strict=False)
         self.names, self.remarks = _matched(self.module, entry.weights)
@@ -229,6 +232,9 @@ class Module:
         like = [v for v in (*inputs, *weights.values()) if isinstance(v, Tensor)]
         floating = next((t.dtype for t in like if t.is_floating_point()), None)
         state = placed_state(self.module, like[0].device if like else torch.device("cpu"), floating)
+        training = self.trained and not (self.evaluates and not torch.is_grad_enabled())
+        if self.module.training != training:
+            self.module.train(training)
         return torch.func.functional_call(self.module, {**state, **weights}, tuple(inputs))
 
 

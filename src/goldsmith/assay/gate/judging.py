@@ -126,6 +126,9 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     seen = reasons.of_events(process.seen, problem.files)
     if seen is not None:
         return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
+    left = [what for kind, *what in process.seen if kind == "left"]
+    if verdict.ok and left:
+        return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
     return verdict
 
 
@@ -164,7 +167,11 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     process = _process(candidate, problem, options)
     try:
         target = _target(problem, process)
-        return Verdict(ACCEPTED, timing=measure(process, target, torch.device(options.device), seed).to_json())
+        timing = measure(process, target, torch.device(options.device), seed).to_json()
+        seen = reasons.of_events(process.seen, problem.files)
+        if seen is not None:
+            return Verdict(CHEATING, seen[0], evidence=[f"when it was timed, {seen[1]}"])
+        return Verdict(ACCEPTED, timing=timing)
     except Impossible as error:
         return Verdict(CHEATING, error.reason, evidence=[str(error)])
     except CandidateEnded as ended:

@@ -1,19 +1,33 @@
 """Many plain calls, as a user makes them: no guard bands, no modes, the same tensors with changing numbers.
 
 Finds what a run with guard bands hides: results kept by address, identity, shape or version of an input; the right
-result for the first calls only, or for calls that look like a check; writes after the return. A case that is wrong
-already is not tried, unless its candidate is doubtful: then the way it goes wrong may show a trick.
+result for the first calls only, or for calls that look like a check; writes after the return; results that are right
+only with gradients on or in the main thread, and gradients that are right only if every input wants one.
+
+A case that is wrong already is not tried, unless its candidate is doubtful: the way it goes wrong may show a trick.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from ..execute.records import CandidateRun, Material, PlainCalls, PlainResults, RunSettings
+from ..execute.records import (
+    INFERENCE,
+    NO_GRAD,
+    THREAD,
+    USUAL,
+    CandidateRun,
+    Material,
+    PlainBackward,
+    PlainCalls,
+    PlainResults,
+    RunSettings,
+)
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import difference, same_bits
 from ..judge.examination import Examination
@@ -24,6 +38,7 @@ NAME = "calls"
 CALLS = 200  # as many as fit into the time that PlainCalls allows
 _DRAWS = 2  # of numbers; the second is that of the probe of second calls, so that its golden is known
 _DOUBTFUL_DRAWS = 8  # where a candidate may be right for most numbers only
+_LATER = (USUAL, NO_GRAD, INFERENCE, THREAD), (26, 3, 2, 1)  # how calls after the first ones run, and how often
 _LARGE = 1 << 20  # bytes of inputs from which two draws must do
 
 
@@ -41,18 +56,42 @@ def run(examination: Examination) -> None:
     hidden = [n for n in examination.target.decisions if n not in shown]  # stages, which plain calls do not record
     if hidden or not all(_alike(examination.material, m) for m in others):
         others, materials = (), (examination.material,)
-    order = random.Random(examination.seed)
-    schedule = [0, *range(len(others), 0, -1)]
+    order = random.Random(f"{examination.seed} {examination.case.name}")
+    draws_once = [0, *range(len(others), 0, -1)]
+    schedule, under = draws_once[:2], [USUAL] * len(draws_once[:2])
+    for unusual in (NO_GRAD, THREAD, INFERENCE):  # as early as this, so that slow candidates are called so, too
+        schedule.append(order.choice(draws_once[:2]))
+        under.append(unusual)
+    schedule += draws_once[2:]
+    under += [USUAL] * len(draws_once[2:])
     schedule += [order.randrange(len(materials)) for _ in range(CALLS - len(schedule))]
-    backward = tuple(schedule.index(k) for k in range(len(materials)))
-    how = RunSettings(fresh=False, plain=PlainCalls(others, tuple(schedule), backward))
+    under += [order.choices(*_LATER)[0] for _ in range(CALLS - len(under))]
+    backward = _backwards(examination, [schedule.index(k) for k in draws_once], order)
+    plain = PlainCalls(others, tuple(schedule), backward, tuple(under))
+    how = RunSettings(fresh=False, plain=plain)
     run = examination.execute(NAME, "plain calls", how, look=False)
-    if examination.raised(NAME, "plain calls", run) or run.plain is None:
-        return
-    for number, name in run.plain.late:
+    for number, name in () if run.plain is None else run.plain.late:
         text = f"{name} of plain call {number + 1} changed after the call had returned"
         examination.find(CERTAIN, NAME, name, text, trick="late_write", kind="late_write")
-    _judge(examination, materials, schedule, run.names, run.plain)
+    if examination.raised(NAME, "plain calls", run) or run.plain is None:
+        return
+    _judge(examination, materials, plain, run.names, run.plain)
+
+
+def _backwards(examination: Examination, numbers: list[int], order: random.Random) -> tuple[PlainBackward, ...]:
+    """The backwards of these calls: the first for all inputs as leaves, the others for one of them alone, which is no
+    leaf, or a leaf that has a gradient already.
+    """
+    wanted = examination.target.wanted_grads(examination.material.inputs)
+    if examination.target.backward != "auto":
+        return tuple(map(PlainBackward, numbers))
+    ways = [(name, views) for name in wanted for views in (True, False)]
+    ways = order.sample(ways, len(ways)) or [("", False)]
+    further = zip(numbers[1:], itertools.cycle(ways), strict=False)
+    return (
+        PlainBackward(numbers[0]),
+        *(PlainBackward(n, (name,) if name else (), views=views, added=not views) for n, (name, views) in further),
+    )
 
 
 def _alike(a: Material, b: Material) -> bool:
@@ -63,41 +102,52 @@ def _alike(a: Material, b: Material) -> bool:
 
 
 def _judge(
-    examination: Examination, materials: tuple[Material, ...], schedule: list[int], names: tuple[str, ...],
+    examination: Examination, materials: tuple[Material, ...], calls: PlainCalls, names: tuple[str, ...],
     plain: PlainResults,
 ) -> None:  # fmt: skip
-    """Judges the first call of each draw by the golden, and all others by the first."""
+    """Judges the first call of each draw by the golden, and all others by the first: usual ones before the unusual."""
     first: dict[int, int] = {}
     references: dict[int, GoldenResults] = {}
-    for number, outputs in enumerate(plain.outputs):
-        which = schedule[number]
+    wants = {b.number: b.wants for b in calls.backward}
+    gradable = examination.target.wanted_grads(examination.material.inputs)
+    for number in sorted(range(len(plain.outputs)), key=lambda k: (calls.under[k] != USUAL, k)):
+        outputs, which = plain.outputs[number], calls.schedule[number]
         if which in first:
-            _agrees(examination, plain, schedule, first[which], number, references[which])
+            _agrees(examination, plain, calls, first[which], number, references[which])
             continue
         first[which] = number
+        asked = wants.get(number)
+        absent = frozenset(f"{n}.grad" for n in gradable if asked is not None and n not in asked)
         grads = plain.grads.get(number, {})
         first_run = examination.first
         run = CandidateRun(names, outputs, grads, stages=first_run.stages, saved=first_run.saved)
-        run.cotangents = plain.cotangents.get(number, {})
+        if number in wants:  # an output that is cut from the graph here, and was not in the first run, got none
+            others = {n: materials[which].cotangent(n, outputs[n]) for n in first_run.cotangents if n in outputs}
+            run.cotangents = {**others, **plain.cotangents.get(number, {})}
         settled = decisions.settle(examination, run, examination.references(materials[which], run))
         references[which] = settled
         before = len(examination.findings)
         label = f"plain call {number + 1}"
-        values.judge(examination, run, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
+        skip = frozenset(examination.bad) | absent
+        values.judge(examination, run, settled, NAME, label, noise=False, repeat=None, skip=skip)
         fresh = examination.findings[before:]
         if fresh:
-            trick = _trick(examination, before, materials[which], number, {**outputs, **grads})
+            only_grads = all(f.tensor.endswith(".grad") for f in fresh)
+            trick = _trick(examination, before, materials[which], number, {**outputs, **grads}, only_grads=only_grads)
             examination.findings[before:] = [replace(f, trick=trick) for f in fresh]
 
 
 def _trick(
-    examination: Examination, before: int, material: Material, number: int, results: Mapping[str, Tensor | None]
-) -> str:
+    examination: Examination, before: int, material: Material, number: int, results: Mapping[str, Tensor | None],
+    *, only_grads: bool,
+) -> str:  # fmt: skip
     """What a wrong first call of a draw shows. before: the findings of earlier calls.
 
     The base numbers were right under guard bands. Other numbers are run there now: if the results are the same, they
-    are just wrong; if not, earlier calls matter.
+    are just wrong; if not, earlier calls matter, or, where only gradients are wrong, how the backward was called.
     """
+    if number == 0 and only_grads:
+        return "backward_shortcut"
     if number == 0 or any(f.probe == NAME and f.trick == "shape_branch" for f in examination.findings[:before]):
         return "shape_branch"
     run = examination.execute(NAME, "the numbers of a wrong plain call", material=material, look=False)
@@ -106,14 +156,14 @@ def _trick(
         if name not in results or name in examination.target.decisions:
             continue
         if not difference(tensor, results[name], references.reference(name, kind)).legal:
-            return "cached_result"
+            return "backward_shortcut" if only_grads else "cached_result"
     return ""
 
 
 def _agrees(
     examination: Examination,
     plain: PlainResults,
-    schedule: list[int],
+    calls: PlainCalls,
     first: int,
     number: int,
     reference: GoldenResults,
@@ -126,16 +176,18 @@ def _agrees(
         apart = difference(before, tensor, reference.reference(name, "output"))
         if apart.legal:
             continue
-        stale = next((k for k in _others(schedule, number) if _equal(plain, k, name, tensor)), None)
+        stale = next((k for k in _others(calls.schedule, number) if _equal(plain, k, name, tensor)), None)
         text = f"plain call {number + 1} gives another result than call {first + 1} of the same numbers: {apart.text}"
         if stale is not None:
             text += f"; it is the result of call {stale + 1}, whose numbers are others"
+        if calls.under[number]:
+            text += f" (call {number + 1} ran {calls.under[number]})"
         where = None if apart.mask is None else examination.locate(name, apart.mask)
-        trick = "call_count" if stale is None else "cached_result"
+        trick = "" if calls.under[number] else "call_count" if stale is None else "cached_result"
         examination.find(CERTAIN, NAME, name, text, where=where, trick=trick, kind="call_differs")
 
 
-def _others(schedule: list[int], number: int) -> list[int]:
+def _others(schedule: Sequence[int], number: int) -> list[int]:
     return [k for k in range(number) if schedule[k] != schedule[number]]
 
 

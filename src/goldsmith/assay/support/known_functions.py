@@ -14,6 +14,7 @@ _OWNERS = (
     "torch", "torch.Tensor", "torch.nn.functional", "torch.autograd", "torch.cuda", "torch.testing", "torch.linalg",
     "torch.utils._python_dispatch", "torch.autograd.Function", "torch.nn.Module", "time", "random", "builtins", "gc",
     "os", "threading", "socket.socket", "json", "struct", "math", "statistics", "inspect",
+    "numpy", "numpy.testing",
 )  # fmt: skip
 _code_of = attrgetter("__code__")
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")

@@ -33,11 +33,19 @@ def gradients_of(
 
     Raises RuntimeError if an output gradient has another shape than its result.
     """
+    return torch.autograd.grad(_root(results, sent), inputs, retain_graph=retain_graph, allow_unused=True)
+
+
+def add_gradients(results: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+    """Adds the same gradients to `.grad` of every leaf, as `.backward()` does; the graph stays."""
+    _root(results, sent).backward(retain_graph=True)
+
+
+def _root(results: Sequence[Tensor], sent: Sequence[Tensor]) -> Tensor:
     for at, (result, gradient) in enumerate(zip(results, sent, strict=True)):
         if result.shape != gradient.shape:
             raise RuntimeError(
                 f"result {at} has shape {list(result.shape)} and its output gradient {list(gradient.shape)}; expected "
                 "equal shapes"
             )
-    root = _Root.apply(tuple(sent), *results)
-    return torch.autograd.grad(root, inputs, retain_graph=retain_graph, allow_unused=True)
+    return _Root.apply(tuple(sent), *results)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...execute.interpreter import watching
-from ...execute.records import CandidateRun, Material, PlainCalls, RunSettings
+from ...execute.records import CandidateRun, Material, PlainBackward, PlainCalls, RunSettings
 from ...execute.run import execute
 from ...execute.torch_state import neutral_state
 from ...gate.isolation.candidate_side import Parts
@@ -39,7 +39,7 @@ from .substitution import GoldenTensorValue, Substituting, proven
 from .tile_recording import tile_recording
 from .torch_recording import TorchRecording
 
-_PLAIN = RunSettings(plain=PlainCalls((), (0,), (0,), watch=0.0))
+_PLAIN = RunSettings(plain=PlainCalls((), (0,), (PlainBackward(0),), watch=0.0))
 _SHOWN = 4  # inputs of a line
 
 

@@ -104,7 +104,20 @@ class _Reference:
     def entry(self) -> CandidateCall:
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         weights = tuple(Weight(s, n, digest(state[s])) for s, n in self.weights.items())
-        return CandidateCall("module", ("ModelNew",), order=self.parameters, args=self.init, weights=weights)
+        return CandidateCall(
+            "module", ("ModelNew",), order=self.parameters, args=self.init, weights=weights, evaluates=self.evaluates()
+        )
+
+    def evaluates(self) -> bool:
+        """Whether the model computes the same bits after `.eval()`: a norm of batches, say, does not."""
+        values, training = self._drawn(Make(torch.float32, "cpu", 0), normal=False), self.model.training
+        results = []
+        with torch.no_grad():
+            for mode in (training, False):
+                self.model.train(mode)
+                results.append([t for t in _listed_results(self.golden(**values)) if isinstance(t, Tensor)])
+        self.model.train(training)
+        return len(results[0]) == len(results[1]) and all(map(torch.equal, *results))
 
     def golden(self, **values: Any) -> Any:
         """The model's forward, in the precision of its arguments."""
@@ -154,9 +167,7 @@ class _Reference:
                 result = self.golden(**values)
             except (RuntimeError, ValueError, IndexError):
                 return False
-        results = (
-            result.values() if isinstance(result, Mapping) else result if isinstance(result, list | tuple) else [result]
-        )
+        results = _listed_results(result)
         return all(bool(t.isfinite().all()) for t in results if isinstance(t, Tensor) and t.is_floating_point())
 
     def weigh(self) -> tuple[int, Callable[[], object]]:
@@ -194,6 +205,12 @@ def _uneven(t: Tensor, generator: torch.Generator) -> Tensor:
     if not t.is_floating_point() or t.numel() == 0 or bool((t != t.flatten()[0]).any()):
         return t
     return t + 0.25 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+
+
+def _listed_results(result: Any) -> list[Any]:
+    return list(
+        result.values() if isinstance(result, Mapping) else result if isinstance(result, list | tuple) else [result]
+    )
 
 
 def _listed(value: object, name: str, function: str) -> list[object]:

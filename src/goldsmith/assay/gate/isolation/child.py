@@ -30,6 +30,7 @@ import torch
 
 from ....core.tracing import TargetError
 from ...execute import interpreter
+from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
 from ...support import memory_errors
@@ -85,7 +86,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
         elif message["do"] == "state":
             reply = {"changed": state.changed}
         elif message["do"] == "time":
-            reply = _time(message, parts, timed)
+            reply = _time(message, parts, timed, events)
         elif message["do"] == "timed_results":
             reply = {"outputs": timed.some(message["numbers"])}
         elif message["do"] == "origins":
@@ -130,10 +131,14 @@ def _frame(error: BaseException) -> str:
     return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
-def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls) -> dict[str, Any]:
+def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls, events: EventLog) -> dict[str, Any]:
     materials = materials_of(message, parts)
     bound = materials[0].target.bound("candidate", materials[0].supply)
-    return _told(lambda: {"times": timed.run(bound, materials, message["schedule"])}, "a timed call")
+    with events.listening():
+        answer = _told(
+            lambda: {"times": timed.run(bound, materials, message["schedule"], flush=message["flush"])}, "a timed call"
+        )
+    return {**answer, "seen": events.report()}
 
 
 def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
@@ -153,8 +158,11 @@ def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: 
     # a patch stays from the run that makes it; plain calls are the last run of a case
     thorough = number <= _ALL_LOOKED_AT or number % _LOOK_EVERY == 0 or settings.plain is not None
     try:
+        threads = running_threads()
         with neutral_state(), events.listening(thorough=thorough):
             run = execute_here(material, settings)
+        events.left(run.changed_settings)
+        events.threads(running_threads() - threads)
     except TargetError as error:
         return {"problem": str(error), "seen": events.report()}
     except KeyboardInterrupt as error:

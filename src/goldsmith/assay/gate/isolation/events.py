@@ -8,7 +8,9 @@ wrong is decided elsewhere.
     ["folder", path]              it listed a folder that is neither its own nor part of Python or of a package
     ["import", module]        it imported a module of the judge
     ["process", call]         it started a process
-    ["patched", name]         it replaced a function of torch, of Python or of the judge
+    ["thread"]                it started threads, or has some that run
+    ["patched", name]         it replaced a function or an operator of torch, a function of Python or of the judge
+    ["left", sentence]        a call left a setting of torch changed, or the random generator with another seed
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from ...support.known_functions import KnownFunctions
+from ...support.known_operators import KnownOperators
 
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
+_HELD_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes
 _LISTS = ("os.listdir", "os.scandir")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
+_HARMLESS = tuple(f"torch's {what}, " for what in ("number of threads", "deterministic mode", "anomaly mode"))
 _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
@@ -34,6 +39,7 @@ _COMPILERS = tuple(
     os.sep + os.path.join(*name.split("/"))
     for name in ("triton/", "torch/_inductor/", "torch/_dynamo/", "torch/utils/cpp_extension.py", "numba/")
 )
+_MODULE_HOOKS = tuple(n for n in vars(torch.nn.modules.module) if n.startswith("_global_") and n.endswith("_hooks"))
 _SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/", "/usr/")
 
 
@@ -48,7 +54,7 @@ class EventLog:
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
-        self.functions = functions
+        self.functions, self.operators = functions, KnownOperators()
         sys.addaudithook(self._hook)
 
     @contextmanager
@@ -69,6 +75,19 @@ class EventLog:
                     self._note("patched", name)
             for name in self.functions.replaced() if thorough else ():
                 self._note("patched", name)
+            for name in self.operators.replaced() if thorough else ():
+                self._note("patched", f"the kernel of torch's operator {name}")
+
+    def left(self, sentences: Sequence[str]) -> None:
+        """Notes settings that a call left changed, except those that change no number."""
+        for sentence in sentences:
+            if not sentence.startswith(_HARMLESS):
+                self._note("left", sentence)
+
+    def threads(self, count: int) -> None:
+        """Notes threads that the candidate has left running."""
+        if count:
+            self._note("thread")
 
     def report(self) -> list[list[object]]:
         """What was noted since the last report."""
@@ -93,6 +112,9 @@ class EventLog:
         elif event in _FRAMES:
             if self._called_by_candidate():
                 self._note("frames", event)
+        elif event == "object.__getattr__":
+            if arguments[1] in _HELD_FRAMES and self._called_by_candidate(itself=True):
+                self._note("frames", arguments[1])
         elif event == "import":
             name = str(arguments[0])
             if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
@@ -121,14 +143,19 @@ class EventLog:
             frame = frame.f_back
         return False
 
-    def _called_by_candidate(self, *, deep: bool = False) -> bool:
+    def _called_by_candidate(self, *, deep: bool = False, itself: bool = False) -> bool:
         """Whether the candidate's file makes the call, by itself or through `inspect`; deep: through anything."""
         frame = self._caller()
         while frame is not None:
             name = frame.f_code.co_filename
             if name.startswith(self.own):
                 return True
-            if not deep and not name.endswith(("inspect.py", "traceback.py")) and not name.startswith("<frozen"):
+            if (
+                itself
+                or not deep
+                and not name.endswith(("inspect.py", "traceback.py"))
+                and not name.startswith("<frozen")
+            ):
                 return False
             if "goldsmith" in name or name.startswith("<frozen importlib"):
                 return False
@@ -146,7 +173,9 @@ class EventLog:
 
 def _left_running() -> dict[str, object]:
     """What sees every later call: modes of torch, and functions that Python calls at each line or call."""
+    hooks = vars(torch.nn.modules.module)
     return {
+        "the hooks of all modules": sum(len(hooks[name]) for name in _MODULE_HOOKS),
         "torch's stack of function modes": torch._C._len_torch_function_stack(),
         "torch's stack of dispatch modes": torch._C._len_torch_dispatch_stack(),
         "sys.settrace": sys.gettrace(),

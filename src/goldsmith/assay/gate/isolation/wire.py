@@ -15,7 +15,7 @@ from ...declare.target import Target
 from ...execute import raised
 from ...execute.interpreter import Interpreted
 from ...execute.memory import Overrun
-from ...execute.records import CandidateRun, KeptInputs, Material, PlainCalls, PlainResults, RunSettings
+from ...execute.records import CandidateRun, KeptInputs, Material, PlainBackward, PlainCalls, PlainResults, RunSettings
 from .candidate_side import CandidateSide, Parts
 from .protocol import Malformed
 
@@ -38,7 +38,8 @@ def run_of(request: Mapping[str, Any], parts: Parts) -> tuple[Material, RunSetti
         settings["kept_inputs"] = KeptInputs(**settings["kept_inputs"])
     if settings["plain"] is not None:
         others = tuple(Material(side, **m) for m in settings["plain"]["others"])
-        settings["plain"] = PlainCalls(**{**settings["plain"], "others": others})
+        backward = tuple(PlainBackward(**b) for b in settings["plain"]["backward"])
+        settings["plain"] = PlainCalls(**{**settings["plain"], "others": others, "backward": backward})
     return Material(side, **request["material"]), RunSettings(**settings)
 
 
@@ -91,6 +92,7 @@ def _settings(settings: RunSettings) -> dict[str, object]:
     if settings.plain is not None:
         data["plain"] = {f.name: getattr(settings.plain, f.name) for f in fields(settings.plain)}
         data["plain"]["others"] = [_material(m) for m in settings.plain.others]
+        data["plain"]["backward"] = [asdict(b) for b in settings.plain.backward]
     return data
 
 

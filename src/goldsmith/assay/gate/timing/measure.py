@@ -27,12 +27,13 @@ from ..isolation.candidate_process import CandidateProcess
 from ..isolation.limits import processor_seconds
 from ..isolation.wire import outputs_from_data, timed_request_of, times_from_data
 from . import floors
-from .timed_calls import DEVICE, WALL, TimedCalls
+from .timed_calls import DEVICE, WALL, TimedCalls, varied
 
 SETS = 6  # different inputs, in random order
 LEAST, MOST = 12, 96  # calls
 BUDGET_US = 400_000.0
-VERIFIED_BYTES = 32 << 20
+VERIFIED_BYTES, VERIFY_LEAST, VERIFY_SECONDS = 32 << 20, 6, 1.0  # results that are judged
+MANY, MANY_US, MANY_SLOWER_US = 2000, 100_000.0, 100.0  # calls without a flush, and how far the judge's clock may be
 TAIL_US = 100.0  # of work that goes on after the stream of the call has finished
 SLOWER, SLOWER_US = 4.0, 1_000.0  # how far the judge's clock must be above the reported time to doubt it
 
@@ -90,16 +91,17 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     if wrong:
         raise Impossible("call_count", f"right when it was judged, and wrong in another process: {wrong[0].text}")
     materials = [replace(examination.variant(100 + k), seed=seed) for k in range(SETS)]
-    first = timed_calls(process, materials, [[k % SETS, WALL] for k in range(4)])
+    first = timed_calls(process, materials, _salted([[k % SETS, WALL] for k in range(4)], examination, order))
     typical = statistics.median(wall for wall, _ in first[1:])
     calls = int(min(MOST, max(LEAST, BUDGET_US / max(typical, 1.0))))
-    schedule = _schedule(calls, device, order)
+    schedule = _salted(_schedule(calls, device, order), examination, order)
     before, began = processor_seconds(process.pid), time.perf_counter()
     times = timed_calls(process, materials, schedule)
     elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
     clock = (elapsed if device.type == "cuda" else spent) * 1e6 / calls
     _verify(process, examination, materials, schedule, order)
     timing = _believed(case, times, schedule, max(0.0, clock - _harness(materials, schedule, device)))
+    _hold_against(timing, _many(process, materials, timing, device))
     timing.reference = _reference(materials, device)
     bound = materials[0].target.bound("golden", materials[0].supply)
     timing.floor, timing.limit = floors.least_us(materials[0].inputs, lambda: bound(materials[0].supply), device)
@@ -111,11 +113,33 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     return timing
 
 
+def _many(process: CandidateProcess, materials: Sequence[Material], timing: CallTiming, device: torch.device) -> float:
+    """Microseconds of a call by the judge's clock, of many without a flush of the caches, which would hide small ones.
+
+    Of processor time and wall time the smaller: one counts every thread, the other what else the machine does.
+    """
+    size = sum(t.numel() * t.element_size() for t in materials[0].inputs.values())
+    calls = int(min(MANY, max(LEAST, MANY_US / max(timing.wall, 1.0)), max(LEAST, VERIFIED_BYTES // max(size, 1))))
+    schedule = [[k % SETS, WALL, 0] for k in range(calls)]
+    before, began = processor_seconds(process.pid), time.perf_counter()
+    timed_calls(process, materials, schedule, flush=False)
+    elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
+    clock = (elapsed if device.type == "cuda" else min(elapsed, spent)) * 1e6 / calls
+    return max(0.0, clock - _harness(materials, schedule, device, flush=False))
+
+
+def _hold_against(timing: CallTiming, judge: float) -> None:
+    """Believes the judge's clock where many calls took far longer than the process says of one."""
+    if judge > SLOWER * timing.wall + MANY_SLOWER_US and judge > timing.time:
+        timing.doubts.append(f"many calls take {judge:.0f} us each, and the process says {timing.wall:.0f} us of one")
+        timing.time = judge
+
+
 def timed_calls(
-    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[object]
+    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[object], *, flush: bool = True
 ) -> list[tuple[float, float]]:
     """(microseconds, microseconds of work left) of timed calls, as the candidate's process reports them."""
-    request = {"do": "time", **timed_request_of(materials, schedule)}
+    request = {"do": "time", "flush": flush, **timed_request_of(materials, schedule)}
     return process.answer(
         request, f"{len(schedule)} timed calls", lambda reply: times_from_data(reply.get("times"), len(schedule))
     )
@@ -134,6 +158,12 @@ def _schedule(calls: int, device: torch.device, order: random.Random) -> list[li
     return [[order.randrange(SETS), kinds[k % len(kinds)]] for k in range(calls)]
 
 
+def _salted(schedule: Sequence[Sequence[object]], examination: Examination, order: random.Random) -> list[list[object]]:
+    """The calls with a salt each, so that no numbers repeat; 0 where a condition of the case could exclude them."""
+    fixed = examination.case.where is not None
+    return [[*entry, 0 if fixed else order.randrange(1, 2**31)] for entry in schedule]
+
+
 def _elements(case: Case, dtype: torch.dtype) -> int:
     return sum(t.numel() for t in case.build(dtype).values() if isinstance(t, Tensor))
 
@@ -141,8 +171,8 @@ def _elements(case: Case, dtype: torch.dtype) -> int:
 def _believed(
     case: Case, times: Sequence[Sequence[float]], schedule: Sequence[Sequence[object]], judge: float
 ) -> CallTiming:
-    walls = [t[0] for t, (_, kind) in zip(times, schedule, strict=True) if kind == WALL]
-    events = [t for t, (_, kind) in zip(times, schedule, strict=True) if kind == DEVICE]
+    walls = [t[0] for t, (_, kind, *_) in zip(times, schedule, strict=True) if kind == WALL]
+    events = [t for t, (_, kind, *_) in zip(times, schedule, strict=True) if kind == DEVICE]
     wall, doubts = statistics.median(walls), []
     device = statistics.median(t[0] for t in events) if events else None
     believed, samples = (wall, walls) if device is None else (device, [t[0] for t in events])
@@ -158,7 +188,9 @@ def _believed(
     return CallTiming(case.name, believed, wall, judge, device, p10=p10, p90=p90, calls=len(times), doubts=doubts)
 
 
-def _harness(materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device) -> float:
+def _harness(
+    materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device, *, flush: bool = True
+) -> float:
     """Microseconds of one turn of the loop around a call that does nothing, by the same clock."""
     calls = TimedCalls()
     first = next((t[:0] if t.dim() else t for t in materials[0].inputs.values()), torch.zeros(0))
@@ -166,7 +198,7 @@ def _harness(materials: Sequence[Material], schedule: Sequence[Sequence[object]]
     calls.run(lambda supply: first, plain, schedule[:2])
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
-    calls.run(lambda supply: first, plain, schedule)
+    calls.run(lambda supply: first, plain, schedule, flush=flush)
     return (clock() - began) * 1e6 / len(schedule)
 
 
@@ -178,7 +210,7 @@ def _reference(materials: Sequence[Material], device: torch.device) -> float | N
     bound = targets[0].target.bound("golden", targets[0].supply)
     kind = DEVICE if device.type == "cuda" else WALL
     try:
-        times = TimedCalls().run(bound, targets, [[k % SETS, kind] for k in range(LEAST)])
+        times = TimedCalls().run(bound, targets, [[k % SETS, kind, k + 1] for k in range(LEAST)])
     except (RuntimeError, TypeError, ValueError):
         return None
     return statistics.median(t[0] for t in times[2:])
@@ -193,20 +225,24 @@ def _verify(
     first = timed_results(process, numbers[:1])[0]
     size = sum(t.numel() * t.element_size() for t in first.values())
     numbers = numbers[: max(2, min(len(numbers), VERIFIED_BYTES // max(size, 1)))]
-    seen: dict[int, Mapping[str, Tensor]] = {}
+    until, seen = time.monotonic() + VERIFY_SECONDS, dict[tuple[int, int], Mapping[str, Tensor]]()
     for number, outputs in zip(numbers, timed_results(process, numbers), strict=True):
-        which = schedule[number][0]
-        if which in seen and _equal(seen[which], outputs):
+        which, _, salt = schedule[number]
+        if (which, salt) in seen and _equal(seen[which, salt], outputs):
             continue
-        seen[which] = outputs
+        if len(seen) >= VERIFY_LEAST and time.monotonic() > until:
+            break
+        seen[which, salt] = outputs
         run = CandidateRun(names=tuple(outputs), outputs=dict(outputs))
-        material = replace(materials[which], target=replace(materials[which].target, backward=None))
+        given = materials[which]
+        inputs = varied(given.inputs, salt)
+        material = replace(given, inputs=inputs, target=replace(given.target, backward=None))
         reference = examination.references(material, run)
         bad = values.judge(examination, run, reference, "values", f"timed call {number + 1}", noise=False, repeat=None)
         if bad:
             text = examination.findings[-1].text if examination.findings else f"{', '.join(sorted(bad))} is wrong"
             raise Impossible(
-                "call_count", f"timed call {number + 1} is wrong, and the same inputs were right before: {text}"
+                "call_count", f"timed call {number + 1} is wrong, and such inputs were right before: {text}"
             )
 
 

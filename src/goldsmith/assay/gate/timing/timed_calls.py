@@ -1,7 +1,7 @@
 """timed_calls: the clock around each call, in the candidate's process. What it reports is checked by the judge's clock.
 
-Each call gets inputs in fresh memory, after the caches were overwritten. The functions of the clock are bound when this
-module is imported, which is before any candidate is.
+Each call gets numbers that no other call gets, in fresh memory, after the caches were overwritten. The functions of the
+clock are bound when this module is imported, which is before any candidate is.
 """
 
 from __future__ import annotations
@@ -19,9 +19,28 @@ from ...execute.records import Material
 CPU_FLUSH, CUDA_FLUSH = 64 << 20, 256 << 20  # bytes: more than the last cache of most machines
 SLEEP_CYCLES = 2_000_000  # a millisecond: the stream waits until the host has queued the call
 WALL, DEVICE = "wall", "device"
+VARIED = 32
 _now = time.perf_counter_ns
 _synchronize = torch.cuda.synchronize
 _event = torch.cuda.Event
+
+
+def varied(inputs: Mapping[str, Tensor], salt: int) -> dict[str, Tensor]:
+    """Copies whose floating-point numbers are smaller by up to a part in VARIED, others for each salt; 0: unchanged.
+
+    They shrink, so that a number of [0, 1) stays there. Numbers of 8 bits stay mostly what they are.
+    """
+    if not salt:
+        return {n: t.detach().clone() for n, t in inputs.items()}
+    copies = {}
+    for at, (name, t) in enumerate(inputs.items()):
+        copies[name] = t.detach().clone()
+        if t.is_floating_point():
+            generator = torch.Generator(t.device).manual_seed(salt * 64 + at)
+            wide = torch.promote_types(t.dtype, torch.float32) if t.dtype.itemsize > 1 else torch.float32
+            factor = 1 - torch.rand(t.shape, generator=generator, device=t.device, dtype=wide) / VARIED
+            copies[name].copy_(factor.mul_(t.detach().to(wide)))
+    return copies
 
 
 class TimedCalls:
@@ -32,10 +51,12 @@ class TimedCalls:
         self.flush: Tensor | None = None
 
     def run(
-        self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], schedule: Sequence[Any]
-    ) -> Any:
+        self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], schedule: Sequence[Any],
+        *, flush: bool = True,
+    ) -> Any:  # fmt: skip
         """[microseconds, microseconds of work left afterwards] of each call of the schedule, a list of [number of the
-        inputs, WALL or DEVICE]. WALL: from an idle device to an idle device. DEVICE: between events.
+        inputs, WALL or DEVICE, salt]. WALL: from an idle device to an idle device. DEVICE: between events.
+        flush: overwrite the caches before each call.
         """
         device = materials[0].device
         cuda = device.type == "cuda"
@@ -43,10 +64,11 @@ class TimedCalls:
             self.flush = torch.zeros(CUDA_FLUSH if cuda else CPU_FLUSH, dtype=torch.int8, device=device)
         self.results, times = [], []
         with torch.no_grad():
-            for which, kind in schedule:
+            for which, kind, salt in schedule:
                 material = materials[which]
-                supply = material.ordered({n: t.detach().clone() for n, t in material.inputs.items()})
-                self.flush.add_(1)
+                supply = material.ordered(varied(material.inputs, salt))
+                if flush:
+                    self.flush.add_(1)
                 if cuda:
                     taken, result = _on_stream(call, supply, device, kind)
                 else:

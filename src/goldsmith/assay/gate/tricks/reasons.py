@@ -25,6 +25,7 @@ _ORDER = (
     "reused_memory",
     "cached_result",
     "call_count",
+    "backward_shortcut",
     "aliased_output",
     "shape_branch",
     "lowered_precision",
@@ -76,6 +77,9 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
             return trick, named[trick]
     if wrong and all(f.probe == "layouts" and f.tensor.endswith(".grad") for f in wrong):
         return "backward_shortcut", f"the backward is right for some output gradients only: {wrong[0].text}"
+    overwritten = next((f.text for f in wrong if f.kind == "overwritten_result"), "")
+    if overwritten and any(e[0] == "thread" for e in facts.seen):
+        return "late_write", f"it started threads, and {overwritten}"
     if wrong and all(f.probe == "second_call" for f in wrong):
         return "cached_result", wrong[0].text
     return None

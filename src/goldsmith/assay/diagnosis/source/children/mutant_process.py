@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ....execute import interpreter
 from ....execute.memory import LAYOUTS
-from ....execute.records import Material, PlainCalls, RunSettings
+from ....execute.records import Material, PlainBackward, PlainCalls, RunSettings
 from ....execute.run import execute
 from ....execute.torch_state import neutral_state
 from ....gate.isolation.candidate_side import Parts
@@ -51,7 +51,7 @@ from .edited_modules import EditedModules, install
 RIGHT, WRONG, RAISED, SLOW, CRASHED = "right", "wrong", "raised", "slow", "crashed"
 _FIRST = 60.0  # seconds for the files as they are
 _COLLECT_EVERY = 50
-_PLAIN = RunSettings(plain=PlainCalls((), (0,), (0,), watch=0.0))
+_PLAIN = RunSettings(plain=PlainCalls((), (0,), (PlainBackward(0),), watch=0.0))
 _FORWARD = RunSettings(plain=PlainCalls((), (0,), watch=0.0))
 
 
