@@ -92,4 +92,4 @@ def test_no_process_and_no_file_is_left():
     running = zygote()
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text()
     assert children.split() == [] and resident_bytes(running.process.pid) > 0
-    assert not [n for n in os.listdir("/tmp") if n.startswith(f"goldsmith-candidate-{running.process.pid}-")]
+    assert not [n for n in os.listdir("/tmp") if n.startswith(f"home-{running.process.pid}-")]

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import torch
 
 from ....core.tracing import TargetError
+from ...execute.plain_calls import LEAST
 from ...execute.records import CandidateRun, Material, RunSettings
 from .encoding import Unsendable, receive, send
-from .limits import Limits, children, resident_bytes
+from .limits import Limits, Spent, children, resident_bytes
 from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
 from .sandbox import FULL
 from .wire import request_of, results_from_data
@@ -89,6 +90,7 @@ class CandidateProcess:
     loader, arguments: who makes the candidate in that process ("module:function"), and from what.
     again: after its end, the next run starts another process.
     library: makes a further argument of the loader, a compiled library.
+    spent: by all processes of this candidate.
     """
 
     zygote: ZygoteProcess
@@ -98,6 +100,7 @@ class CandidateProcess:
     around: Surroundings = Surroundings()
     again: bool = False
     library: Callable[[], bytes] | None = None
+    spent: Spent = field(default_factory=Spent)
     seen: list[list[object]] = field(default_factory=list)
     parameters: dict[str, object] = field(default_factory=dict)
     clearing: bool = False
@@ -111,8 +114,11 @@ class CandidateProcess:
     def __call__(self, material: Material, settings: RunSettings) -> CandidateRun:
         self._begin()
         calls = 2 if settings.between is not None else 1
+        if settings.plain is not None:
+            calls = min(len(settings.plain.schedule), LEAST + 1)
         message = {"do": "run", "cleared": self.clearing, **request_of(material, settings)}
-        reply = self._ask(message, calls * self.limits.seconds, "a call")
+        what = "a call" if calls == 1 else f"{calls} calls"
+        reply = self._ask(message, calls * self.limits.seconds, what)
         try:
             run = results_from_data(reply.get("run"))
         except Malformed as error:
@@ -145,9 +151,9 @@ class CandidateProcess:
             return self._end(CRASHED, "its process sent a reply without what was asked for")
         return value
 
-    def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T]) -> T:
+    def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T], calls: int = 1) -> T:
         """What `read` makes of the reply to a request; a reply that it calls Malformed ends the process."""
-        reply = self._ask(request, self.limits.seconds, what)
+        reply = self._ask(request, calls * self.limits.seconds, what)
         try:
             return read(reply)
         except Malformed as error:
@@ -219,17 +225,22 @@ class CandidateProcess:
 
     def _ask(self, message: dict[str, Any], seconds: float, what: str) -> dict[str, Any]:
         self.number += 1
+        left = self.limits.total_seconds - self.spent.seconds if self.around.boxed else seconds
+        began = time.monotonic()
         _waiting.append(self)
         try:
             if self.connection.pending():
                 self._unasked()
             send(self.connection, self.number, message, pickled=True)
-            number, reply = receive(self.connection, time.monotonic() + seconds)
+            number, reply = receive(self.connection, began + min(seconds, left))
         except Unsendable as error:
             raise TargetError(f"a value of the case cannot be sent to the candidate's process: {error}") from error
         except TimeoutError:
+            text = f"{what} had not ended after {seconds:g} s"
+            if left < seconds:
+                text = f"its imports and calls had taken {self.limits.total_seconds:g} s together"
             where = self.where()
-            self._end(TIMED_OUT, f"{what} had not ended after {seconds:g} s" + (f", {where}" if where else ""))
+            self._end(TIMED_OUT, f"{text}, {where}" if where else text)
         except Malformed as error:
             self._end(CHEATING if isinstance(error, Forged) else CRASHED, f"its process sent {error}")
         except Closed:
@@ -239,10 +250,13 @@ class CandidateProcess:
             raise
         finally:
             _waiting.remove(self)
+            self.spent.seconds += time.monotonic() - began
         if number != self.number:
             self._end(CHEATING, f"its process answered request {number}, and request {self.number} was open")
         if not isinstance(reply, dict):
             self._end(CRASHED, f"its process sent a {type(reply).__name__} where an answer belongs")
+        if self.around.boxed:
+            reply = {n: v.replace(self.home, "") if isinstance(v, str) else v for n, v in reply.items()}
         self._take(reply)
         return reply
 

@@ -17,6 +17,7 @@ class Limits:
 
     seconds         for one call, forward and backward, with the interpreter's and the compiler's work
     import_seconds  for its import
+    total_seconds   for all its imports and calls together, where its judge trusts it not
     memory_bytes    beyond what its process has at the start, all its processes together
     files           open files
     processes       beyond those that the user has at the start
@@ -29,6 +30,7 @@ class Limits:
     files: int = 256
     processes: int = 64
     output_bytes: int = 1 << 20
+    total_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -37,6 +39,13 @@ class Limits:
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+@dataclass
+class Spent:
+    """Seconds for which a judge has waited for the processes of one candidate."""
+
+    seconds: float = 0.0
 
 
 def apply(limits: Limits, *, address_space: bool, boxed: bool) -> None:

@@ -84,7 +84,7 @@ class Zygote:
         return {"isolation": self.isolation}
 
     def _fork(self, control: socket.socket, request: dict[str, object], descriptors: list[int]) -> dict[str, object]:
-        home = tempfile.mkdtemp(prefix=f"goldsmith-candidate-{os.getpid()}-") if request["sandbox"] is not None else ""
+        home = tempfile.mkdtemp(prefix=f"home-{os.getpid()}-") if request["sandbox"] is not None else ""
         joined, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request.get("joins") else (None, None)
         if its is not None:
             descriptors = [*descriptors, its.fileno()]
