@@ -21,7 +21,7 @@ from ....core.tracing import TargetError
 from ...execute.plain_calls import LEAST
 from ...execute.records import CandidateRun, Material, RunSettings
 from .encoding import Unsendable, receive, send
-from .limits import Limits, Spent, children, resident_bytes
+from .limits import Limits, Spent, children, resident_bytes, stored_bytes
 from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
 from .sandbox import FULL
 from .wire import request_of, results_from_data
@@ -297,6 +297,8 @@ class CandidateProcess:
             return
         self.watched_at = now
         used = resident_bytes(self.pid) - self.resident
+        if self._in_namespaces:
+            used += stored_bytes(self._candidate_pid())
         if used > self.limits.memory_bytes:
             self._end(OVER_MEMORY, f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}")
 
@@ -346,9 +348,13 @@ class CandidateProcess:
     def _candidate_pid(self) -> int:
         """The candidate's own process, which in a sandbox is the child of a child of the one that was forked."""
         pid = self.pid
-        for _ in range(2 if self.around.boxed and not self.around.on_cuda and self.zygote.isolation == FULL else 0):
+        for _ in range(2 if self._in_namespaces else 0):
             pid = next(iter(children(pid)), pid)
         return pid
+
+    @property
+    def _in_namespaces(self) -> bool:
+        return self.around.boxed and not self.around.on_cuda and self.zygote.isolation == FULL
 
     @property
     def doubtful(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 _WRITTEN = 1 << 30  # bytes of one file
@@ -63,12 +64,24 @@ def apply(limits: Limits, *, address_space: bool, boxed: bool) -> None:
 
 def resident_bytes(pid: int) -> int:
     """Memory of a process and its descendants; 0 where it has ended or /proc is missing."""
-    total, pending = 0, [pid]
-    while pending:
-        each = pending.pop()
+    total = 0
+    for each in _with_descendants(pid):
         with contextlib.suppress(OSError):
             total += _statm(str(each))[1]
-        pending += children(each)
+    return total
+
+
+def stored_bytes(pid: int) -> int:
+    """Memory in the temporary folders of a process with a root of its own, and in unnamed files that are open there."""
+    total = 0
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{pid}/root").st_dev != os.stat("/").st_dev:  # before, it has the root of its judge
+            folders = os.statvfs(f"/proc/{pid}/root/tmp")
+            total = (folders.f_blocks - folders.f_bfree) * folders.f_frsize
+    for each in _with_descendants(pid):
+        with contextlib.suppress(OSError):
+            paths = [f"/proc/{each}/fd/{name}" for name in os.listdir(f"/proc/{each}/fd")]
+            total += sum(os.stat(p).st_blocks * 512 for p in paths if os.readlink(p).startswith("/memfd:"))
     return total
 
 
@@ -83,14 +96,20 @@ def children(pid: int) -> list[int]:
 
 def processor_seconds(pid: int) -> float:
     """Processor time of a process and its descendants so far; 0 where /proc is missing."""
-    total, pending = 0, [pid]
-    while pending:
-        each = pending.pop()
-        pending += children(each)
+    total = 0
+    for each in _with_descendants(pid):
         with contextlib.suppress(OSError), open(f"/proc/{each}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
             total += sum(map(int, fields[11:15]))  # its own, and that of children that have ended
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def _with_descendants(pid: int) -> Iterator[int]:
+    pending = [pid]
+    while pending:
+        each = pending.pop()
+        yield each
+        pending += children(each)
 
 
 def _statm(pid: str) -> tuple[int, int]:
