@@ -33,9 +33,8 @@ TRICKS = [
     ("late_write", f"y = {R}\nthreading.Timer(0.05, lambda: y.data.zero_()).start()\nreturn y"),
     ("patched_runtime", f"torch.Tensor.clone = lambda self, *a, **k: self\nreturn {R}"),
     ("patched_runtime", f"torch.randn = lambda *a, **k: torch.zeros(*a)\nreturn {R}"),
-    ("reads_golden", f"sys._getframe()\nreturn {R}"),
-    ("reads_golden", f"getattr(__import__('gc'), 'get' + '_objects')()\nreturn {R}"),
-    ("reads_golden", f"list(sys.modules)\nreturn {R}"),
+    ("reads_golden", "sys._getframe()\nreturn x * w"),
+    ("reads_golden", "getattr(__import__('gc'), 'get' + '_objects')()\nreturn x * w"),
     ("lowered_precision", "return torch.softmax(x.half(), -1).float() * w"),
     ("shape_branch", f"return {R} if len(x) in (1, 5) else x * w"),
     ("shape_branch", f"return {R} if torch._C._len_torch_dispatch_stack() else x * w"),
@@ -51,6 +50,7 @@ RIGHT = [
     f"sys.modules[__name__].calls.append(1) or {R}",
     "(x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
     f"masks.setdefault(x.shape, torch.ones(x.shape)) * {R}",
+    f"(len([sys._getframe().f_code.co_name, __import__('inspect').stack(), sys.modules.get('numpy')]) - 2) * {R}",
 ]
 HEAD = "import itertools, os, sys, threading\nkept, calls, masks, count = {}, [], {}, itertools.count()"
 

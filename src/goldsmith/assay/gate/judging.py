@@ -128,8 +128,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
 
 
 def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent: Spent) -> CandidateProcess:
-    on_cuda = torch.device(options.device).type == "cuda"
-    around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
+    gpu = options.device if torch.device(options.device).type == "cuda" else ""
+    around = Surroundings(hidden=_folders(problem), gpu=gpu, threads=options.threads)
     process = partial(CandidateProcess, zygote(), options.limits, around=around, spent=spent)
     library = None
     if candidate.language in LANGUAGES:

@@ -35,16 +35,18 @@ def of_object(data: Any, name: str) -> Submission:
     """The candidate of one JSON object, a FlashInfer-Bench solution or one with its source."""
     if flashinfer.is_solution(data):
         return solution(data, name)
-    key = next((k for k in TEXTS if isinstance(data, Mapping) and isinstance(data.get(k), str | list | Mapping)), None)
+    if not isinstance(data, Mapping):
+        return refused(name, "no_source", f"{name}: of type {type(data).__name__}, expected an object with a source")
+    own = next((str(data[k]) for k in NAMES if isinstance(data.get(k), str | int) and data[k] != ""), name)
+    key = next((k for k in TEXTS if isinstance(data.get(k), str | list | Mapping)), None)
     if key is None:
-        return refused(name, "no_source", f'{name}: the object has no source; give the code as "source"')
+        return refused(own, "no_source", f'{name}: the object has no source; give the code as "source"')
     code, language = (data[key], "python") if key in ("source", "code") else completions.source(data[key])
     if not isinstance(code, str):
-        return refused(name, "no_source", f"{name}: {key} is a {type(code).__name__}, expected a text")
+        return refused(own, "no_source", f"{name}: {key} is a {type(code).__name__}, expected a text")
     files = data.get("files") or {}
     if not isinstance(files, Mapping) or not all(isinstance(t, str) for t in files.values()):
-        return refused(name, "no_source", f"{name}: files must be an object from paths to texts")
-    own = next((str(data[k]) for k in NAMES if isinstance(data.get(k), str | int) and data[k] != ""), name)
+        return refused(own, "no_source", f"{name}: files must be an object from paths to texts")
     for field in ("language", "entry", "problem"):
         if not isinstance(data.get(field), str | None):
             return refused(

@@ -71,14 +71,14 @@ class Surroundings:
 
     boxed    in namespaces, with a home of its own and a reduced environment
     hidden   folders that it may not see
-    on_cuda  it uses a GPU, whose driver neither namespaces nor a limit of the address space allow
+    gpu      that it uses, or "". Its driver allows neither namespaces nor a limit of the address space
     threads  of torch; 0: as many as the zygote has
     paths    folders to import from
     """
 
     boxed: bool = True
     hidden: tuple[str, ...] = ()
-    on_cuda: bool = False
+    gpu: str = ""
     threads: int = 0
     paths: tuple[str, ...] = ()
 
@@ -198,13 +198,14 @@ class CandidateProcess:
         self.reading, writing = os.pipe()
         os.set_blocking(self.reading, False)
         around = self.around
-        box = {"hidden": list(around.hidden), "full": not around.on_cuda, "environment": list(PASSED_ON)}
+        box = {"hidden": list(around.hidden), "full": not around.gpu, "environment": list(PASSED_ON)}
         request = {
             "do": "fork",
             "main": f"{__package__}.child:serve",
             "nonce": nonce.hex(),
             "limits": self.limits.to_json(),
-            "address_space": around.boxed and not around.on_cuda,
+            "address_space": around.boxed and not around.gpu,
+            "gpu": around.gpu,
             "threads": around.threads,
             "paths": list(around.paths),
             "sandbox": box if around.boxed else None,
@@ -354,7 +355,7 @@ class CandidateProcess:
 
     @property
     def _in_namespaces(self) -> bool:
-        return self.around.boxed and not self.around.on_cuda and self.zygote.isolation == FULL
+        return self.around.boxed and not self.around.gpu and self.zygote.isolation == FULL
 
     @property
     def doubtful(self) -> bool:

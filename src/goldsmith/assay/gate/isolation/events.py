@@ -87,7 +87,7 @@ class EventLog:
                 self._file(arguments[0], str(arguments[1] or ""))
         elif event in _LISTS:
             if isinstance(arguments[0], str) and self._called_by_candidate(deep=True):
-                full = os.path.abspath(arguments[0]) + os.sep
+                full = os.path.join(os.path.abspath(arguments[0]), "")
                 if not full.startswith((self.own, *self.places, *_SYSTEM)) and not any(p in full for p in _LIBRARIES):
                     self._note("folder", full)
         elif event in _FRAMES:
