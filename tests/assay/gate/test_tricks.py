@@ -39,6 +39,7 @@ TRICKS = [
     ("shape_branch", f"return {R} if len(x) in (1, 5) else x * w"),
     ("shape_branch", f"return {R} if torch._C._len_torch_dispatch_stack() else x * w"),
     ("replay_from_disk", DISK),
+    ("patched_runtime", f"sys.settrace(lambda *event: None)\nsys.settrace(None)\nreturn {R}"),
     ("cached_result", "kept.setdefault('w', w * 1)\nreturn torch.softmax(x, -1) * kept['w'].detach()"),
     ("cached_result", f"return {R} if next(count) < 3 else w * x"),
     ("reads_golden", "return x * len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0])))"),

@@ -297,7 +297,7 @@ class CandidateProcess:
         if now < self.watched_at + _WATCH_EVERY:
             return
         self.watched_at = now
-        used = resident_bytes(self.pid) - self.resident
+        used = resident_bytes(self.pid, self.resident)
         if self._in_namespaces:
             used += stored_bytes(self._candidate_pid())
         if used > self.limits.memory_bytes:

@@ -8,6 +8,7 @@ wrong is decided elsewhere.
     ["folder", path]              it listed a folder that is neither its own nor part of Python or of a package
     ["import", module]        it imported a module of the judge
     ["process", call]         it started a process
+    ["traced", call]          it asked Python to call it at the lines or calls of others
     ["patched", name]         it replaced a function of torch, of Python or of the judge
 """
 
@@ -26,6 +27,7 @@ from ...support.known_functions import KnownFunctions
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
 _LISTS = ("os.listdir", "os.scandir")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
+_TRACES = ("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback")
 _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
@@ -97,6 +99,8 @@ class EventLog:
             name = str(arguments[0])
             if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
                 self._note("import", name)
+        elif event in _TRACES and self._called_by_candidate(deep=True):
+            self._note("traced", event)
         elif event in _PROCESSES and self._called_by_candidate(deep=True):
             self._note("process", event)
 

@@ -62,12 +62,12 @@ def apply(limits: Limits, *, address_space: bool, boxed: bool) -> None:
             _set(resource.RLIMIT_AS, _statm("self")[0] + limits.memory_bytes)
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process and its descendants; 0 where it has ended or /proc is missing."""
+def resident_bytes(pid: int, inherited: int = 0) -> int:
+    """Memory of a process and its descendants, without what each of them inherited; 0 where /proc is missing."""
     total = 0
     for each in _with_descendants(pid):
         with contextlib.suppress(OSError):
-            total += _statm(str(each))[1]
+            total += max(0, _statm(str(each))[1] - inherited)
     return total
 
 

@@ -155,7 +155,7 @@ def _view(hidden: Sequence[str]) -> list[tuple[str, bool]]:
     view: list[tuple[str, bool]] = []
     for path in sorted(shown, key=lambda p: p.count("/")):
         above = [kind for outer, kind in view if Path(path).is_relative_to(outer)]
-        if shown[path] != (above[-1] if above else False):
+        if shown[path] != (above[-1] if above else None):  # a hidden folder is there, so that a look into it is seen
             view.append((path, shown[path]))
     return view
 

@@ -48,6 +48,8 @@ def of_events(seen: Sequence[list[object]], files: Sequence[str]) -> tuple[str, 
     for kind, *what in seen:
         if kind == "patched":
             return "patched_runtime", f"it replaced {what[0]}"
+        if kind == "traced":
+            return "patched_runtime", f"it calls {what[0]}, so that its code runs between the lines of others"
         if kind == "import":
             return "reads_golden", f"it imports {what[0]}"
         if kind == "file" and what[0] in files:
