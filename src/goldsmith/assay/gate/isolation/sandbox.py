@@ -38,13 +38,14 @@ FULL, GROUP = "namespaces", "process group"  # how much isolation there is
 class Sandbox:
     """home: a folder that can be written, empty at first, as are /tmp and /dev/shm; hidden: folders that look empty.
 
-    memory_bytes: that these three folders may hold together.
+    memory_bytes: that these three folders may hold together; shown: further folders that can be read.
     """
 
     home: str
     hidden: tuple[str, ...] = ()
     full: bool = True
     memory_bytes: int = 1 << 30
+    shown: tuple[str, ...] = ()
 
 
 class Refused(OSError):
@@ -124,7 +125,7 @@ def _file_systems(sandbox: Sandbox) -> None:
     data = f"size={sandbox.memory_bytes},nr_inodes={_FILES},mode=755"
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, data)
     written = dict.fromkeys(("/tmp", "/dev/shm", sandbox.home))
-    for path, shown in _view(sandbox.hidden):
+    for path, shown in _view(sandbox.shown, sandbox.hidden):
         place, source = f"{root}{path}", os.path.realpath(path)
         os.makedirs(place if os.path.isdir(source) or not shown else os.path.dirname(place), exist_ok=True)
         if shown and not os.path.isdir(source):
@@ -145,11 +146,13 @@ def _file_systems(sandbox: Sandbox) -> None:
     os.chdir("/")
 
 
-def _view(hidden: Sequence[str]) -> list[tuple[str, bool]]:
+def _view(further: Sequence[str], hidden: Sequence[str]) -> list[tuple[str, bool]]:
     """(path, whether it is shown or empty) of what the new root holds, outer ones first."""
     python = (sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if p != os.getcwd()))
     named = [p for name in _PATHS for p in os.environ.get(name, "").split(os.pathsep)]
-    paths = [os.path.abspath(p) for p in (*_SYSTEM, *python, *named) if os.path.isabs(p) and os.path.exists(p)]
+    paths = [
+        os.path.abspath(p) for p in (*_SYSTEM, *python, *named, *further) if os.path.isabs(p) and os.path.exists(p)
+    ]
     shown = {**{p: True for path in paths for p in (path, os.path.realpath(path)) if p != "/"}}
     shown.update({path: False for path in hidden if path != "/"})
     view: list[tuple[str, bool]] = []

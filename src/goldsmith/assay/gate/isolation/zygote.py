@@ -169,7 +169,8 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
     if box is None and "folder" in request:
         os.chdir(request["folder"])
     if box is not None:
-        sandboxes.enter(Sandbox(home, tuple(box["hidden"]), full and box["full"], request["limits"]["memory_bytes"]))
+        shown, memory = tuple(request.get("paths", ())), request["limits"]["memory_bytes"]
+        sandboxes.enter(Sandbox(home, tuple(box["hidden"]), full and box["full"], memory, shown))
         os.chdir(home)
         environment = {n: os.environ[n] for n in box["environment"] if n in os.environ}
         os.environ.clear()
