@@ -256,8 +256,7 @@ class CandidateProcess:
             self._end(CHEATING, f"its process answered request {number}, and request {self.number} was open")
         if not isinstance(reply, dict):
             self._end(CRASHED, f"its process sent a {type(reply).__name__} where an answer belongs")
-        if self.around.boxed:
-            reply = {n: v.replace(self.home, "") if isinstance(v, str) else v for n, v in reply.items()}
+        reply = {name: self._without_home(value) for name, value in reply.items()}
         self._take(reply)
         return reply
 
@@ -265,7 +264,7 @@ class CandidateProcess:
         """Keeps what was noted, and raises where the reply is that it cannot go on."""
         seen = reply.get("seen", [])
         if isinstance(seen, list):
-            self.seen += [s for s in seen if isinstance(s, list) and len(self.seen) < 1000]
+            self.seen += [[*map(self._without_home, s)] for s in seen[: 1000 - len(self.seen)] if isinstance(s, list)]
         if "problem" in reply:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
@@ -365,8 +364,10 @@ class CandidateProcess:
     @property
     def text(self) -> str:
         """What it printed last, without the path of its temporary home."""
-        text = self.output.decode(errors="replace")
-        return text.replace(self.home, "") if self.around.boxed else text
+        return self._without_home(self.output.decode(errors="replace"))
+
+    def _without_home(self, value: Any) -> Any:
+        return value.replace(self.home, "") if isinstance(value, str) and self.around.boxed else value
 
     @property
     def last_line(self) -> str:
