@@ -42,7 +42,7 @@ TRICKS = [
     ("patched_runtime", f"sys.settrace(lambda *event: None)\nsys.settrace(None)\nreturn {R}"),
     ("cached_result", "kept.setdefault('w', w * 1)\nreturn torch.softmax(x, -1) * kept['w'].detach()"),
     ("cached_result", f"return {R} if next(count) < 3 else w * x"),
-    ("reads_golden", "return x * len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0])))"),
+    ("reads_golden", "return x * (2 + len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0]))))"),
     ("patched_runtime", f"{MODE}\nreturn {R}"),
 ]  # fmt: skip
 STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"
