@@ -141,7 +141,12 @@ def verify(
         ),
     ] = None,
     limit: Annotated[
-        float, typer.Option(help="Seconds after which a rank that does not answer is reported.", min=1.0, metavar="X")
+        float,
+        typer.Option(
+            help="Seconds after which a rank that does not answer, or a call of a kernel of yours, is reported.",
+            min=1.0,
+            metavar="X",
+        ),
     ] = 120.0,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,

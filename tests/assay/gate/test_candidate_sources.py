@@ -23,6 +23,9 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
     assert [s.problem for s in found] == [None, "softmax", None]
 
 
+BAD = [("language", "fortran"), ("language", ["a"]), ("entry", 5), ("problem", {}), ("files", [1]), ("source", 7)]
+
+
 def test_json_lines_are_candidates_and_bad_lines_are_refused_ones(tmp_path):
     lines = [
         json.dumps({"source": RIGHT, "id": "first", "problem": "softmax"}),
@@ -33,11 +36,13 @@ def test_json_lines_are_candidates_and_bad_lines_are_refused_ones(tmp_path):
         json.dumps({"source": "int f();", "language": "CUDA", "entry": "f"}),
         json.dumps({"source": RIGHT, "id": "first"}),
         json.dumps([1, 2]),
+        *(json.dumps({"source": "x", "id": 7, **{field: value}}) for field, value in BAD),
     ]
     path = tmp_path / "made.jsonl"
     path.write_text("\n".join(lines))
     found = load_candidates([path])
-    names = ["first", "made.jsonl:3", "made.jsonl:4", "made.jsonl:5", "made.jsonl:6", "first#2", "made.jsonl:8"]
+    names = ["first", "made.jsonl:3", "made.jsonl:4", "made.jsonl:5", "made.jsonl:6", "first#2", "made.jsonl:8", "7"]
+    names += [f"7#{n}" for n in range(2, len(BAD) + 1)]
     assert [s.candidate.name for s in found] == names
     assert [s.verdict.reason if s.verdict else "" for s in found] == [
         "",
@@ -47,6 +52,12 @@ def test_json_lines_are_candidates_and_bad_lines_are_refused_ones(tmp_path):
         "",
         "",
         "no_source",
+        "unknown_language",
+        "bad_field",
+        "bad_field",
+        "bad_field",
+        "no_source",
+        "no_source",
     ]
     assert "def candidate" in found[3].candidate.source and "```" not in found[3].candidate.source
     assert (found[4].candidate.language, found[4].candidate.entry) == ("cuda", "f")
@@ -55,7 +66,10 @@ def test_json_lines_are_candidates_and_bad_lines_are_refused_ones(tmp_path):
 def test_a_file_that_cannot_be_read_is_a_refused_candidate(tmp_path):
     (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "big.py").write_text("#" * (17 << 20))
-    assert [s.verdict.reason for s in load_candidates([tmp_path])] == ["too_large", "unreadable"]
+    (tmp_path / "marked.py").write_text("x = 1", encoding="utf-8-sig")
+    found = load_candidates([tmp_path])
+    assert [s.verdict.reason for s in found[:2]] == ["too_large", "unreadable"]
+    assert found[2].candidate.source == gate.Candidate("marked", "\ufeffx = 1").source == "x = 1"
 
 
 def test_paths_without_candidates_are_named(tmp_path):
@@ -87,6 +101,7 @@ def test_the_source_of_a_completion_is_its_last_block(completion, wanted):
     [
         ("def candidate(", "python", "does_not_parse"),
         ("x = '\0'", "python", "does_not_parse"),
+        ("x = '\ud800'", "python", "does_not_parse"),
         ("x = " + "(" * 400 + ")" * 400, "python", "does_not_parse"),
         ("import not_there", "python", "missing_package"),
         ("def other(x): return x", "python", "no_entry"),

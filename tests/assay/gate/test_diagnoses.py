@@ -35,7 +35,7 @@ def test_what_is_right_or_not_asked_for_has_no_diagnosis():
 
 @pytest.mark.parametrize(
     "late, said",
-    [("os._exit(3)", "its process ended with status 3"), ("while True: pass", "a call had not ended after")],
+    [("os._exit(3)", "its process ended with status 3"), ("while True: pass", "2 calls had not ended after")],
 )
 def test_a_candidate_that_ends_the_diagnosis_is_not_explained(monkeypatch, late, said):
     monkeypatch.setattr(candidate_diagnosis, "BUDGET", 1.0)

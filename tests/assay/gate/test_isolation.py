@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from assay.gate.problems import RIGHT, candidate, problem
 from goldsmith.assay import gate
 from goldsmith.assay.gate.isolation.limits import resident_bytes
+from goldsmith.assay.gate.isolation.sandbox import FULL
 from goldsmith.assay.gate.isolation.zygote_process import zygote
 
-LIMITS = gate.Limits(seconds=3, import_seconds=20, memory_bytes=1 << 30, output_bytes=1 << 16)
+LIMITS = gate.Limits(seconds=2, import_seconds=20, memory_bytes=1 << 30, output_bytes=1 << 16)
 SWALLOWING = """
 while True:
     try:
@@ -38,8 +40,28 @@ return x * w
 """
 
 
-def judged(one):
-    return gate.judge(one, problem(), limits=LIMITS, probes="values")
+SLOW = """
+import time
+if not torch._C._len_torch_dispatch_stack():
+    time.sleep(0.2)
+return torch.softmax(x, -1) * w
+"""
+HIDDEN = f"""
+import os
+assert not any(map(os.path.exists, ("/run", "/var", {__file__!r}, {os.path.expanduser("~/.ssh")!r})))
+return torch.softmax(x, -1) * w
+"""
+STORED = """
+import os, time
+for place in (os.open("here", os.O_CREAT | os.O_RDWR), os.memfd_create("nowhere")):
+    os.posix_fallocate(place, 0, 150 << 20)
+time.sleep(1)
+return torch.softmax(x, -1) * w
+"""
+
+
+def judged(one, limits=LIMITS):
+    return gate.judge(one, problem(), limits=limits, probes="values")
 
 
 def test_a_right_candidate_is_accepted():
@@ -54,10 +76,10 @@ def test_a_right_candidate_is_accepted():
         ("crashed", "ended with status 0 during a call", "import os; os._exit(0)"),
         ("crashed", "SIGSEGV) during a call, in candidate (kernel.py", "import ctypes; ctypes.string_at(0)"),
         ("crashed", "SIGABRT", "import os; os.abort()"),
-        ("crashed", "raised KeyboardInterrupt", "raise KeyboardInterrupt"),
+        ("crashed", "program: in candidate (kernel.py, line 5)", "raise KeyboardInterrupt"),
         ("crashed", "ValueError: no (kernel.py:5)", "\nraise ValueError('no')"),
         ("crashed", "printed more than 65536 bytes", "while True: print('x' * 1000)"),
-        ("timed_out", "a call had not ended after 3 s", "while True: pass"),
+        ("timed_out", "a call had not ended after 2 s", "while True: pass"),
         ("timed_out", "a call had not ended", SWALLOWING),
         ("over_memory", "out of memory", "return torch.zeros(100 << 30, dtype=torch.uint8)"),
         ("crashed", "bytes that are no message", FLOODING),
@@ -86,10 +108,27 @@ def test_a_source_without_a_candidate_is_refused(text, source):
     assert text in " ".join(verdict.evidence)
 
 
+def test_the_limit_holds_for_a_call_and_another_for_all_of_them():
+    limits = gate.Limits(seconds=0.8)
+    assert gate.judge(candidate(SLOW), problem(backward=None), limits=limits, probes="quick").ok
+    verdict = gate.judge(candidate(SLOW), problem(), limits=replace(limits, total_seconds=0.4), probes="quick")
+    assert (verdict.status, verdict.evidence[0].partition(", ")[0]) == (
+        "timed_out", "its imports and calls had taken 0.4 s together",
+    )  # fmt: skip
+
+
+def test_temporary_folders_are_memory_and_files_of_the_user_are_not_there():
+    if zygote().isolation != FULL:
+        pytest.skip("no namespaces here")
+    limits = replace(LIMITS, memory_bytes=256 << 20)
+    assert judged(candidate(HIDDEN), limits).ok
+    assert judged(candidate(STORED), limits).status == "over_memory"
+
+
 def test_no_process_and_no_file_is_left():
     judged(candidate(FORKING))
     time.sleep(0.1)
     running = zygote()
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text()
     assert children.split() == [] and resident_bytes(running.process.pid) > 0
-    assert not [n for n in os.listdir("/tmp") if n.startswith(f"goldsmith-candidate-{running.process.pid}-")]
+    assert not [n for n in os.listdir("/tmp") if n.startswith(f"home-{running.process.pid}-")]

@@ -133,6 +133,14 @@ def test_a_broken_problem_says_what_is_wrong(tmp_path, old, new, text):
         load_problem(written(tmp_path, LINEAR.replace(old, new)))
 
 
+def test_a_file_may_end_its_process_or_ask_for_a_kernel(tmp_path):
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    with pytest.raises(gate.BadProblem, match="exits.py: importing it raised SystemExit: 3"):
+        gate.load_problem(tmp_path / "exits.py")
+    (tmp_path / "asks.py").write_text(f"{LINEAR}\nwants_kernel = True\n")
+    assert gate.load_problem(tmp_path / "asks.py").wants_kernel
+
+
 def test_dtypes_can_be_chosen(tmp_path):
     problem = load_problem(written(tmp_path, LINEAR), dtypes=(torch.bfloat16,))
     assert problem.cases[0].build(torch.bfloat16)["linear_weight"].dtype == torch.bfloat16

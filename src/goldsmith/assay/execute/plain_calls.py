@@ -38,7 +38,7 @@ from .torch_state import reseeded, restored_settings
 
 T = TypeVar("T")
 _WATCHED = 8  # calls whose results are watched
-_LEAST = 5  # calls to make, however long they take
+LEAST = 5  # calls to make, however long they take
 _BYTES = 16 << 20  # of all results
 _LONG_WATCH = 0.5  # seconds at most, where the candidate left threads running
 _STEP = 0.01  # seconds between two looks
@@ -93,7 +93,7 @@ def _calls(
     present, until = 0, time.monotonic() + calls.seconds
     latest = dict[int, dict[str, Tensor]]()  # numbers -> the results of their last call
     for number, which in enumerate(calls.schedule):
-        if number >= _LEAST and (time.monotonic() > until or size > _BYTES):
+        if number >= LEAST and (time.monotonic() > until or size > _BYTES):
             break
         material = materials[which]
         if which != present or target.mutates:

@@ -39,6 +39,7 @@ class Candidate:
                 raise TypeError(f"{argument}: expected a text, got {getattr(self, argument)!r}"[:200])
         if self.language not in LANGUAGES:
             raise ValueError(f"language: {self.language!r} is unknown; there are: {', '.join(LANGUAGES)}")
+        object.__setattr__(self, "source", self.source.removeprefix("\ufeff"))  # a mark of UTF-8, no part of the text
 
     @staticmethod
     def read(path: str | Path, **more: Any) -> Candidate:
@@ -46,7 +47,13 @@ class Candidate:
         path = Path(path)
         language = SUFFIXES.get(path.suffix, "python")
         return Candidate(
-            **{"name": path.stem, "source": path.read_text(), "path": str(path), "language": language, **more}
+            **{
+                "name": path.stem,
+                "source": path.read_text(encoding="utf-8"),
+                "path": str(path),
+                "language": language,
+                **more,
+            }
         )
 
     def loading(self, construct: Mapping[str, object]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """A judge's process: it loads problems, judges candidates, and says so.
 
-    python -m goldsmith.assay.gate.judge_process auto | namespaces | bwrap
+    python -m goldsmith.assay.gate.judge_process auto | namespaces
 
 One JSON object a line, on the pipes that were its stdin and stdout. Requests:
 
@@ -29,17 +29,13 @@ def main() -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
     requests, replies = _private_pipes()
-    from .isolation import bubblewrap
     from .isolation.sandbox import FULL
     from .isolation.zygote_process import zygote
     from .judging import isolation
 
-    if sys.argv[1] == "bwrap":
-        bubblewrap.use()
     if sys.argv[1] == "namespaces" and zygote().isolation != FULL:
         raise SystemExit(isolation())
-    how = "candidates run inside of bubblewrap" if sys.argv[1] == "bwrap" else isolation()
-    _say(replies, {"ready": True, "isolation": how})
+    _say(replies, {"ready": True, "isolation": isolation()})
     judge = CandidateJudge()
     for line in requests:
         request = json.loads(line)

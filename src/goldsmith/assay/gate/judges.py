@@ -85,7 +85,8 @@ class Judges:
                     work.appendleft((number, pair, tries - 1))
                     continue
                 open_pairs -= 1
-                yield number, Verdict(REFUSED, "judge", pair[1].name, evidence=[f"the judge's process ended: {how}"])
+                text = f"the judge's process ended with the problem {pair[0].where}: {how}"
+                yield number, Verdict(REFUSED, "judge", pair[1].name, evidence=[text])
             elif "ready" in reply:
                 process.ready, self.isolation = True, reply["isolation"]
             elif process.job is not None:

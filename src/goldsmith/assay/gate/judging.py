@@ -30,7 +30,7 @@ from .candidate_call import wanted_names
 from .compiled import library_cache
 from .compiled.sources import BUILDER, LANGUAGES
 from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
-from .isolation.limits import Limits
+from .isolation.limits import Limits, Spent
 from .isolation.loading import stand_in
 from .isolation.sandbox import FULL
 from .isolation.zygote_process import zygote
@@ -52,7 +52,7 @@ class GateOptions:
     seed      None draws one that no candidate can know
     diagnose  also say what is likely wrong with a wrong one, which takes some seconds
     time      also time accepted ones
-    sandbox   of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
+    sandbox   of the judges that `Judges` starts: "auto", or "namespaces" (or no judge)
     """
 
     device: str = "cpu"
@@ -94,26 +94,24 @@ def judge_all(
     options = options or GateOptions()
     seed = secrets.randbits(31) if options.seed is None else options.seed
     for candidate in candidates:
-        began = time.monotonic()
-        verdict = _judge(candidate, problem, options, seed)
+        began, spent = time.monotonic(), Spent()
+        verdict = _judge(candidate, problem, options, seed, spent)
         if verdict.ok and options.time:
-            verdict = _timed(candidate, problem, options, seed)
+            verdict = _timed(candidate, problem, options, seed, spent)
         if verdict.status == WRONG and options.diagnose:
-            verdict.diagnosis = _explained(candidate, problem, options, seed)
+            verdict.diagnosis = _explained(candidate, problem, options, seed, spent)
         verdict.candidate, verdict.seed, verdict.seconds = candidate.name, seed, time.monotonic() - began
         yield verdict
 
 
-def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> Verdict:
+def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: int, spent: Spent) -> Verdict:
     facts = source.read(candidate.source) if candidate.language == "python" else SourceFacts(kernel=True)
     if facts.judge:
         return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {facts.judge[0]}, which belongs to the judge"])
-    if facts.looks:
-        return Verdict(CHEATING, "reads_golden", evidence=[f"it looks for other code's values: {facts.looks[0]}"])
-    process = _process(candidate, problem, options)
+    process = _process(candidate, problem, options, spent)
 
     def another() -> CandidateProcess:
-        return _process(candidate, problem, options)
+        return _process(candidate, problem, options, spent)
 
     try:
         verdict = _examined(problem, options, seed, process, facts, another)
@@ -132,10 +130,10 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     return verdict
 
 
-def _process(candidate: Candidate, problem: Problem, options: GateOptions) -> CandidateProcess:
-    on_cuda = torch.device(options.device).type == "cuda"
-    around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
-    process = partial(CandidateProcess, zygote(), options.limits, around=around)
+def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent: Spent) -> CandidateProcess:
+    gpu = options.device if torch.device(options.device).type == "cuda" else ""
+    around = Surroundings(hidden=_folders(problem), gpu=gpu, threads=options.threads)
+    process = partial(CandidateProcess, zygote(), options.limits, around=around, spent=spent)
     library = None
     if candidate.language in LANGUAGES:
         compiling: dict[str, object] = {
@@ -151,7 +149,7 @@ def _process(candidate: Candidate, problem: Problem, options: GateOptions) -> Ca
 def _target(problem: Problem, process: CandidateProcess) -> Target:
     """The problem's target, whose candidate is imported in that process."""
     functions = process.load()
-    return problem.target(stand_in(functions.get("candidate"), problem.name), process)
+    return problem.target(stand_in(functions.get("candidate"), "candidate"), process)
 
 
 def _judged_target(problem: Problem, options: GateOptions, seed: int, process: CandidateProcess) -> Target:
@@ -162,9 +160,9 @@ def _judged_target(problem: Problem, options: GateOptions, seed: int, process: C
     return target
 
 
-def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> Verdict:
+def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int, spent: Spent) -> Verdict:
     """The verdict of an accepted candidate with its time, from a new process: state of earlier calls shows, too."""
-    process = _process(candidate, problem, options)
+    process = _process(candidate, problem, options, spent)
     try:
         target = _target(problem, process)
         timing = measure(process, target, torch.device(options.device), seed).to_json()
@@ -182,13 +180,13 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         process.close()
 
 
-def _explained(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> str:
+def _explained(candidate: Candidate, problem: Problem, options: GateOptions, seed: int, spent: Spent) -> str:
     """What is likely wrong with a candidate, from a new process: in the judged one, calls have left their state."""
     from . import candidate_diagnosis  # it loads what no other verdict needs
 
     seconds = min(options.limits.seconds, candidate_diagnosis.BUDGET)
     limited = replace(options, limits=replace(options.limits, seconds=seconds))
-    process = _process(candidate, problem, limited)
+    process = _process(candidate, problem, limited, spent)
 
     def target(process: CandidateProcess) -> Target:
         return _judged_target(problem, options, seed, process)

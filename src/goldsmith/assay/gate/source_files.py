@@ -13,5 +13,9 @@ def write_below(folder: Path, path: str, text: str) -> Path:
     if not file.is_relative_to(folder.resolve()) or file == folder.resolve():
         raise Refusal("bad_path", f"a source has the path {path!r}, which is not inside the solution")
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    try:
+        file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        character = error.object[error.start]
+        raise Refusal("does_not_parse", f"a source holds {character!r}, which is half of a character") from None
     return file

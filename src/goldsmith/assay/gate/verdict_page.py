@@ -16,7 +16,7 @@ def write(verdicts: Sequence[Verdict], path: str | Path, *, conditions: Sequence
     """Write the page, creating the folder if it is missing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(verdicts, conditions=conditions), encoding="utf-8")
+    path.write_text(page(verdicts, conditions=conditions), encoding="utf-8", errors="backslashreplace")
 
 
 def page(verdicts: Sequence[Verdict], *, conditions: Sequence[str] = ()) -> str:

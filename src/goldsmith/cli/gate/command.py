@@ -53,6 +53,7 @@ class GateRequest:
     bench: bool = False
     seconds: float = 60.0
     import_seconds: float = 60.0
+    total_seconds: float = 300.0
     memory: float = 4.0
     sandbox: str = "auto"
     verbose: bool = False
@@ -70,7 +71,6 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     pairs = [_pair(s, request, device) for s in submissions]
     _check_formats(request, pairs)
     options = _options(request, device)
-    _check_sandbox(request)
     verdicts: list[Verdict] = []
     interrupted, failed, ways = False, "", dict[str, str]()
     with _json_lines(json_to, err) as write, display.GateProgress(err, len(submissions)) as progress:
@@ -115,7 +115,9 @@ def _submissions(request: GateRequest) -> list[Submission]:
 
 
 def _options(request: GateRequest, device: str) -> GateOptions:
-    limits = Limits(request.seconds, request.import_seconds, int(request.memory * 2**30))
+    limits = Limits(
+        request.seconds, request.import_seconds, int(request.memory * 2**30), total_seconds=request.total_seconds
+    )
     seed = secrets.randbits(31) if request.seed is None else request.seed
     return GateOptions(
         device, limits, seed, request.probes, request.diagnose, time=request.bench, sandbox=request.sandbox
@@ -172,15 +174,6 @@ def _check_formats(request: GateRequest, pairs: Sequence[Pair | Verdict]) -> Non
     for option, (name, is_given) in given.items():
         if is_given and formats and name.split("-")[0].lower() not in formats:
             raise Failure(f"{option} is for problems of {name}, and none of these is one. Leave the option out.")
-
-
-def _check_sandbox(request: GateRequest) -> None:
-    if request.sandbox == "bwrap":
-        from ...assay.gate.isolation import bubblewrap
-
-        why = bubblewrap.missing()
-        if why:
-            raise Failure(f"--sandbox bwrap: {why}.")
 
 
 def _verdicts(

@@ -69,7 +69,17 @@ class GateProgress:
 
 def line(verdict: Verdict) -> str:
     reason = f" ({verdict.reason})" if verdict.reason else ""
-    return f"[{COLOURS[verdict.status]}]{verdict.status}[/]{reason}  {escape(visible(verdict.candidate))}"
+    return f"[{COLOURS[verdict.status]}]{verdict.status}[/]{reason}  {_name(verdict.candidate)}"
+
+
+def _name(text: str) -> str:
+    """A name in one line: with a line of its own, a candidate's could look like a verdict."""
+    return escape(visible(text).replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def _text(text: str) -> str:
+    """A sentence whose further lines are indented, for the same reason."""
+    return escape(visible(text)).replace("\n", "\n    ")
 
 
 def counts(statuses: Counter[str], *, short: bool = False) -> str:
@@ -85,12 +95,12 @@ def show(out: Console, verdicts: Sequence[Verdict], *, every: bool) -> None:
     others = [v for v in verdicts if not v.ok]
     shown = others if every else others[:SHOWN]
     for verdict in shown:
-        place = f"  [dim]{escape(visible(verdict.case))}[/]" if verdict.case else ""
+        place = f"  [dim]{_name(verdict.case)}[/]" if verdict.case else ""
         out.print(f"{line(verdict)}{place}", highlight=False)
         for sentence in verdict.evidence if every else verdict.evidence[:1]:
-            out.print(f"  {escape(visible(sentence))}", highlight=False)
+            out.print(f"  {_text(sentence)}", highlight=False)
         if verdict.diagnosis:
-            out.print(f"  [bold]diagnosis[/]  {escape(visible(verdict.diagnosis))}", highlight=False)
+            out.print(f"  [bold]diagnosis[/]  {_text(verdict.diagnosis)}", highlight=False)
     if len(shown) < len(others):
         out.print(f"[dim]and {count(len(others) - len(shown), 'further candidate')}: --verbose shows them[/]")
     timed = [v for v in verdicts if v.timing is not None]
@@ -98,7 +108,7 @@ def show(out: Console, verdicts: Sequence[Verdict], *, every: bool) -> None:
         out.print(times(timed, narrow=out.width < 80))
         for verdict in timed:
             for doubt in (verdict.timing or {}).get("doubts", ()):
-                out.print(f"  {escape(verdict.candidate)}: {escape(doubt)}", highlight=False)
+                out.print(f"  {_name(verdict.candidate)}: {_text(doubt)}", highlight=False)
     if shown or timed:
         out.print()
 
@@ -118,7 +128,7 @@ def times(verdicts: Sequence[Verdict], *, narrow: bool = False) -> Table:
             reference = timing.get("reference")
             own = microseconds(reference) if reference else "-"
             cells = [cells[0], spread, own, cells[1], microseconds(timing["floor"])]
-        table.add_row(escape(visible(verdict.candidate)), *cells)
+        table.add_row(_name(verdict.candidate), *cells)
     return table
 
 

@@ -16,7 +16,6 @@ from ..terminal import announce, in_a_paragraph
 class SandboxChoice(StrEnum):
     auto = "auto"
     namespaces = "namespaces"
-    bwrap = "bwrap"
 
 
 class SizesChoice(StrEnum):
@@ -32,7 +31,7 @@ class ProbesChoice(StrEnum):
 GROUPS = {
     "What to judge": ("candidates", "problem", "sizes", "elements", "workloads", "dtype"),
     "How": ("device", "jobs", "cluster", "probes", "seed", "diagnose", "bench"),
-    "What a candidate may use": ("seconds", "import_seconds", "memory", "sandbox"),
+    "What a candidate may use": ("seconds", "import_seconds", "total_seconds", "memory", "sandbox"),
     "Output": ("json", "html", "verbose"),
 }
 
@@ -96,6 +95,10 @@ def gate(
     import_seconds: Annotated[
         float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01)
     ] = 60.0,
+    total_seconds: Annotated[
+        float,
+        typer.Option(help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01),
+    ] = 300.0,
     memory: Annotated[
         float,
         typer.Option(
@@ -104,10 +107,7 @@ def gate(
     ] = 4.0,
     sandbox: Annotated[
         SandboxChoice,
-        typer.Option(
-            help="namespaces: refuse to run without them; bwrap: use bubblewrap; auto: namespaces where the system "
-            "allows them."
-        ),
+        typer.Option(help="namespaces: refuse to run without them; auto: namespaces where the system allows them."),
     ] = SandboxChoice.auto,
     json: Annotated[
         str | None, typer.Option(help="Write one JSON line for each candidate; - means stdout.", metavar="FILE")
@@ -143,6 +143,7 @@ def gate(
         bench=bench,
         seconds=seconds,
         import_seconds=import_seconds,
+        total_seconds=total_seconds,
         memory=memory,
         sandbox=sandbox.value,
         verbose=verbose,

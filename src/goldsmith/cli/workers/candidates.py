@@ -41,7 +41,7 @@ def in_its_own_process(target: Target, name: str, index: int | None, device: str
         {"name": name, "index": index},
         Surroundings(
             boxed=False,
-            on_cuda=torch.device(device).type == "cuda",
+            gpu=str(device) if torch.device(device).type == "cuda" else "",
             threads=torch.get_num_threads(),
             paths=tuple(sys.path),
         ),

@@ -50,7 +50,7 @@ def _read(file: Path, name: str) -> Iterable[Submission]:
     try:
         if file.suffix not in (".jsonl", ".ndjson") and file.stat().st_size > LARGEST:
             return [refused(name, "too_large", f"{name} is larger than {LARGEST >> 20} MiB")]
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         return [refused(name, "unreadable", f"{name} cannot be read: {error}")]
     if file.suffix in (".jsonl", ".ndjson"):

@@ -8,13 +8,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..candidate import Candidate
+from ..candidate import LANGUAGES, Candidate
 from ..isolation.loading import Refusal
 from . import completions, flashinfer
 from .submission import Submission, refused
 
 TEXTS = ("source", "code", "completion", "response")
 NAMES = ("name", "id", "task_id")
+ALIASES = {"triton": "python", "py": "python", "cu": "cuda", "c++": "cpp"}
 
 
 def read(text: str, where: str) -> Iterator[Submission]:
@@ -34,25 +35,30 @@ def of_object(data: Any, name: str) -> Submission:
     """The candidate of one JSON object, a FlashInfer-Bench solution or one with its source."""
     if flashinfer.is_solution(data):
         return solution(data, name)
-    key = next((k for k in TEXTS if isinstance(data, Mapping) and isinstance(data.get(k), str | list | Mapping)), None)
+    if not isinstance(data, Mapping):
+        return refused(name, "no_source", f"{name}: of type {type(data).__name__}, expected an object with a source")
+    own = next((str(data[k]) for k in NAMES if isinstance(data.get(k), str | int) and data[k] != ""), name)
+    key = next((k for k in TEXTS if isinstance(data.get(k), str | list | Mapping)), None)
     if key is None:
-        return refused(name, "no_source", f'{name}: the object has no source; give the code as "source"')
+        return refused(own, "no_source", f'{name}: the object has no source; give the code as "source"')
     code, language = (data[key], "python") if key in ("source", "code") else completions.source(data[key])
     if not isinstance(code, str):
-        return refused(name, "no_source", f"{name}: {key} is a {type(code).__name__}, expected a text")
+        return refused(own, "no_source", f"{name}: {key} is a {type(code).__name__}, expected a text")
     files = data.get("files") or {}
     if not isinstance(files, Mapping) or not all(isinstance(t, str) for t in files.values()):
-        return refused(name, "no_source", f"{name}: files must be an object from paths to texts")
-    own = next((str(data[k]) for k in NAMES if data.get(k) not in (None, "")), name)
-    candidate = Candidate(
-        name=own,
-        source=code,
-        language=str(data.get("language") or language).lower().replace("triton", "python"),
-        entry=str(data.get("entry") or ""),
-        files=dict(files),
-    )
-    problem = data.get("problem")
-    return Submission(candidate, problem if isinstance(problem, str) else None)
+        return refused(own, "no_source", f"{name}: files must be an object from paths to texts")
+    for field in ("language", "entry", "problem"):
+        if not isinstance(data.get(field), str | None):
+            return refused(
+                own, "bad_field", f"{name}: {field} is of type {type(data[field]).__name__}, expected a text"
+            )
+    named = (data.get("language") or language).lower()
+    language = ALIASES.get(named, named)
+    if language not in LANGUAGES:
+        known = ", ".join((*LANGUAGES, *ALIASES))
+        return refused(own, "unknown_language", f"{name}: the language {named[:40]!r} is unknown; there are: {known}")
+    candidate = Candidate(own, code, language=language, entry=data.get("entry") or "", files=dict(files))
+    return Submission(candidate, data.get("problem") or None)
 
 
 def solution(data: Mapping[str, object], name: str) -> Submission:

@@ -49,6 +49,7 @@ def read(
     if backward == "present" and reference.cuts_gradients():
         backward = None
     options: dict[str, Any] = {} if dtypes is None else {"dtypes": dtypes}
+    options["wants_kernel"] = bool(getattr(module, "wants_kernel", False))
     case_sizes = smaller_sizes.constants(module, content)
     cases = [
         Case(

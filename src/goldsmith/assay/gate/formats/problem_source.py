@@ -128,7 +128,7 @@ def imported(path: Path) -> ModuleType:
         raise BadProblem(f"{path.name} does not parse: line {error.lineno}: {error.msg}") from None
     except ModuleNotFoundError as error:
         raise BadProblem(f"{path.name} needs the package {error.name}, which is not installed here") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadProblem(f"{path.name}: importing it raised {type(error).__name__}: {error}") from error
     finally:
         if folder in sys.path:

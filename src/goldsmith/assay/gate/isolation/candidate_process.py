@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import torch
 
 from ....core.tracing import TargetError
+from ...execute.plain_calls import LEAST
 from ...execute.records import CandidateRun, Material, RunSettings
 from .encoding import Unsendable, receive, send
-from .limits import Limits, children, resident_bytes
+from .limits import Limits, Spent, children, resident_bytes, stored_bytes
 from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
 from .sandbox import FULL
 from .wire import request_of, results_from_data
@@ -70,14 +71,14 @@ class Surroundings:
 
     boxed    in namespaces, with a home of its own and a reduced environment
     hidden   folders that it may not see
-    on_cuda  it uses a GPU, whose driver neither namespaces nor a limit of the address space allow
+    gpu      that it uses, or "". Its driver allows neither namespaces nor a limit of the address space
     threads  of torch; 0: as many as the zygote has
     paths    folders to import from
     """
 
     boxed: bool = True
     hidden: tuple[str, ...] = ()
-    on_cuda: bool = False
+    gpu: str = ""
     threads: int = 0
     paths: tuple[str, ...] = ()
 
@@ -89,6 +90,7 @@ class CandidateProcess:
     loader, arguments: who makes the candidate in that process ("module:function"), and from what.
     again: after its end, the next run starts another process.
     library: makes a further argument of the loader, a compiled library.
+    spent: by all processes of this candidate.
     """
 
     zygote: ZygoteProcess
@@ -98,6 +100,7 @@ class CandidateProcess:
     around: Surroundings = Surroundings()
     again: bool = False
     library: Callable[[], bytes] | None = None
+    spent: Spent = field(default_factory=Spent)
     seen: list[list[object]] = field(default_factory=list)
     parameters: dict[str, object] = field(default_factory=dict)
     clearing: bool = False
@@ -111,8 +114,11 @@ class CandidateProcess:
     def __call__(self, material: Material, settings: RunSettings) -> CandidateRun:
         self._begin()
         calls = 2 if settings.between is not None else 1
+        if settings.plain is not None:
+            calls = min(len(settings.plain.schedule), LEAST + 1)
         message = {"do": "run", "cleared": self.clearing, **request_of(material, settings)}
-        reply = self._ask(message, calls * self.limits.seconds, "a call")
+        what = "a call" if calls == 1 else f"{calls} calls"
+        reply = self._ask(message, calls * self.limits.seconds, what)
         try:
             run = results_from_data(reply.get("run"))
         except Malformed as error:
@@ -145,9 +151,9 @@ class CandidateProcess:
             return self._end(CRASHED, "its process sent a reply without what was asked for")
         return value
 
-    def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T]) -> T:
+    def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T], calls: int = 1) -> T:
         """What `read` makes of the reply to a request; a reply that it calls Malformed ends the process."""
-        reply = self._ask(request, self.limits.seconds, what)
+        reply = self._ask(request, calls * self.limits.seconds, what)
         try:
             return read(reply)
         except Malformed as error:
@@ -192,13 +198,14 @@ class CandidateProcess:
         self.reading, writing = os.pipe()
         os.set_blocking(self.reading, False)
         around = self.around
-        box = {"hidden": list(around.hidden), "full": not around.on_cuda, "environment": list(PASSED_ON)}
+        box = {"hidden": list(around.hidden), "full": not around.gpu, "environment": list(PASSED_ON)}
         request = {
             "do": "fork",
             "main": f"{__package__}.child:serve",
             "nonce": nonce.hex(),
             "limits": self.limits.to_json(),
-            "address_space": around.boxed and not around.on_cuda,
+            "address_space": around.boxed and not around.gpu,
+            "gpu": around.gpu,
             "threads": around.threads,
             "paths": list(around.paths),
             "sandbox": box if around.boxed else None,
@@ -219,17 +226,22 @@ class CandidateProcess:
 
     def _ask(self, message: dict[str, Any], seconds: float, what: str) -> dict[str, Any]:
         self.number += 1
+        left = self.limits.total_seconds - self.spent.seconds if self.around.boxed else seconds
+        began = time.monotonic()
         _waiting.append(self)
         try:
             if self.connection.pending():
                 self._unasked()
             send(self.connection, self.number, message, pickled=True)
-            number, reply = receive(self.connection, time.monotonic() + seconds)
+            number, reply = receive(self.connection, began + min(seconds, left))
         except Unsendable as error:
             raise TargetError(f"a value of the case cannot be sent to the candidate's process: {error}") from error
         except TimeoutError:
+            text = f"{what} had not ended after {seconds:g} s"
+            if left < seconds:
+                text = f"its imports and calls had taken {self.limits.total_seconds:g} s together"
             where = self.where()
-            self._end(TIMED_OUT, f"{what} had not ended after {seconds:g} s" + (f", {where}" if where else ""))
+            self._end(TIMED_OUT, f"{text}, {where}" if where else text)
         except Malformed as error:
             self._end(CHEATING if isinstance(error, Forged) else CRASHED, f"its process sent {error}")
         except Closed:
@@ -239,10 +251,12 @@ class CandidateProcess:
             raise
         finally:
             _waiting.remove(self)
+            self.spent.seconds += time.monotonic() - began
         if number != self.number:
             self._end(CHEATING, f"its process answered request {number}, and request {self.number} was open")
         if not isinstance(reply, dict):
             self._end(CRASHED, f"its process sent a {type(reply).__name__} where an answer belongs")
+        reply = {name: self._without_home(value) for name, value in reply.items()}
         self._take(reply)
         return reply
 
@@ -250,7 +264,7 @@ class CandidateProcess:
         """Keeps what was noted, and raises where the reply is that it cannot go on."""
         seen = reply.get("seen", [])
         if isinstance(seen, list):
-            self.seen += [s for s in seen if isinstance(s, list) and len(self.seen) < 1000]
+            self.seen += [[*map(self._without_home, s)] for s in seen[: 1000 - len(self.seen)] if isinstance(s, list)]
         if "problem" in reply:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
@@ -282,7 +296,9 @@ class CandidateProcess:
         if now < self.watched_at + _WATCH_EVERY:
             return
         self.watched_at = now
-        used = resident_bytes(self.pid) - self.resident
+        used = resident_bytes(self.pid, self.resident)
+        if self._in_namespaces:
+            used += stored_bytes(self._candidate_pid())
         if used > self.limits.memory_bytes:
             self._end(OVER_MEMORY, f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}")
 
@@ -332,9 +348,13 @@ class CandidateProcess:
     def _candidate_pid(self) -> int:
         """The candidate's own process, which in a sandbox is the child of a child of the one that was forked."""
         pid = self.pid
-        for _ in range(2 if self.around.boxed and not self.around.on_cuda and self.zygote.isolation == FULL else 0):
+        for _ in range(2 if self._in_namespaces else 0):
             pid = next(iter(children(pid)), pid)
         return pid
+
+    @property
+    def _in_namespaces(self) -> bool:
+        return self.around.boxed and not self.around.gpu and self.zygote.isolation == FULL
 
     @property
     def doubtful(self) -> bool:
@@ -344,8 +364,10 @@ class CandidateProcess:
     @property
     def text(self) -> str:
         """What it printed last, without the path of its temporary home."""
-        text = self.output.decode(errors="replace")
-        return text.replace(self.home, "") if self.around.boxed else text
+        return self._without_home(self.output.decode(errors="replace"))
+
+    def _without_home(self, value: Any) -> Any:
+        return value.replace(self.home, "") if isinstance(value, str) and self.around.boxed else value
 
     @property
     def last_line(self) -> str:

@@ -78,6 +78,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             library, reply = _made(message, events)
             reply = {"built": library, **reply}
         elif message["do"] == "load":
+            if request["gpu"] and request["sandbox"] is not None:
+                _limit_gpu_memory(request["gpu"], request["limits"]["memory_bytes"])
             parts, reply = _made(message, events)
             state = None if parts is None else CandidateState(parts)
             reply = reply if parts is None else {"loaded": parameters_of(parts), **reply}
@@ -98,6 +100,13 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             send(connection, number, reply)
         except Unsendable as error:
             send(connection, number, {"problem": f"a result cannot be sent: {error}"})
+
+
+def _limit_gpu_memory(device: str, memory_bytes: int) -> None:
+    """Limits what torch's allocator takes there. Memory that a candidate asks the driver for does not count."""
+    index = torch.device(device).index or 0
+    total = torch.cuda.get_device_properties(index).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), index)
 
 
 def _made(message: Mapping[str, Any], events: EventLog) -> tuple[Any, dict[str, Any]]:

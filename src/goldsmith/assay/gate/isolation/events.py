@@ -9,6 +9,7 @@ wrong is decided elsewhere.
     ["import", module]        it imported a module of the judge
     ["process", call]         it started a process
     ["thread"]                it started threads, or has some that run
+    ["traced", call]          it asked Python to call it at the lines or calls of others
     ["patched", name]         it replaced a function or an operator of torch, a function of Python or of the judge
     ["left", sentence]        a call left a setting of torch changed, or the random generator with another seed
 """
@@ -31,6 +32,7 @@ _HELD_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes
 _LISTS = ("os.listdir", "os.scandir")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
 _HARMLESS = tuple(f"torch's {what}, " for what in ("number of threads", "deterministic mode", "anomaly mode"))
+_TRACES = ("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback")
 _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
@@ -106,7 +108,7 @@ class EventLog:
                 self._file(arguments[0], str(arguments[1] or ""))
         elif event in _LISTS:
             if isinstance(arguments[0], str) and self._called_by_candidate(deep=True):
-                full = os.path.abspath(arguments[0]) + os.sep
+                full = os.path.join(os.path.abspath(arguments[0]), "")
                 if not full.startswith((self.own, *self.places, *_SYSTEM)) and not any(p in full for p in _LIBRARIES):
                     self._note("folder", full)
         elif event in _FRAMES:
@@ -119,6 +121,8 @@ class EventLog:
             name = str(arguments[0])
             if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
                 self._note("import", name)
+        elif event in _TRACES and self._called_by_candidate(deep=True):
+            self._note("traced", event)
         elif event in _PROCESSES and self._called_by_candidate(deep=True):
             self._note("process", event)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 _WRITTEN = 1 << 30  # bytes of one file
@@ -17,6 +18,7 @@ class Limits:
 
     seconds         for one call, forward and backward, with the interpreter's and the compiler's work
     import_seconds  for its import
+    total_seconds   for all its imports and calls together, where its judge trusts it not
     memory_bytes    beyond what its process has at the start, all its processes together
     files           open files
     processes       beyond those that the user has at the start
@@ -29,6 +31,7 @@ class Limits:
     files: int = 256
     processes: int = 64
     output_bytes: int = 1 << 20
+    total_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -37,6 +40,13 @@ class Limits:
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+@dataclass
+class Spent:
+    """Seconds for which a judge has waited for the processes of one candidate."""
+
+    seconds: float = 0.0
 
 
 def apply(limits: Limits, *, address_space: bool, boxed: bool) -> None:
@@ -52,14 +62,26 @@ def apply(limits: Limits, *, address_space: bool, boxed: bool) -> None:
             _set(resource.RLIMIT_AS, _statm("self")[0] + limits.memory_bytes)
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process and its descendants; 0 where it has ended or /proc is missing."""
-    total, pending = 0, [pid]
-    while pending:
-        each = pending.pop()
+def resident_bytes(pid: int, inherited: int = 0) -> int:
+    """Memory of a process and its descendants, without what each of them inherited; 0 where /proc is missing."""
+    total = 0
+    for each in _with_descendants(pid):
         with contextlib.suppress(OSError):
-            total += _statm(str(each))[1]
-        pending += children(each)
+            total += max(0, _statm(str(each))[1] - inherited)
+    return total
+
+
+def stored_bytes(pid: int) -> int:
+    """Memory in the temporary folders of a process with a root of its own, and in unnamed files that are open there."""
+    total = 0
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{pid}/root").st_dev != os.stat("/").st_dev:  # before, it has the root of its judge
+            folders = os.statvfs(f"/proc/{pid}/root/tmp")
+            total = (folders.f_blocks - folders.f_bfree) * folders.f_frsize
+    for each in _with_descendants(pid):
+        with contextlib.suppress(OSError):
+            paths = [f"/proc/{each}/fd/{name}" for name in os.listdir(f"/proc/{each}/fd")]
+            total += sum(os.stat(p).st_blocks * 512 for p in paths if os.readlink(p).startswith("/memfd:"))
     return total
 
 
@@ -74,14 +96,20 @@ def children(pid: int) -> list[int]:
 
 def processor_seconds(pid: int) -> float:
     """Processor time of a process and its descendants so far; 0 where /proc is missing."""
-    total, pending = 0, [pid]
-    while pending:
-        each = pending.pop()
-        pending += children(each)
+    total = 0
+    for each in _with_descendants(pid):
         with contextlib.suppress(OSError), open(f"/proc/{each}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
             total += sum(map(int, fields[11:15]))  # its own, and that of children that have ended
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def _with_descendants(pid: int) -> Iterator[int]:
+    pending = [pid]
+    while pending:
+        each = pending.pop()
+        yield each
+        pending += children(each)
 
 
 def _statm(pid: str) -> tuple[int, int]:

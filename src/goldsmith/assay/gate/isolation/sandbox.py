@@ -1,8 +1,9 @@
 """Namespaces of a candidate's process, where the system lets an ordinary user make them.
 
-Inside: no network; no process but its own, all of which end with the first; the file system is read-only, but for an
-empty temporary folder; named folders look empty. Afterwards the process drops the rights that the namespaces gave it,
-so that it cannot undo any of this. A kernel exploit can; this module does not claim otherwise.
+Inside: no network; no process but its own, all of which end with the first; a new root, which holds the system's and
+Python's folders, read-only, and an empty temporary folder; named folders look empty. So sockets and files of the user
+are not there. Afterwards the process drops the rights that the namespaces gave it, so that it cannot undo any of this.
+A kernel exploit can; this module does not claim otherwise.
 """
 
 from __future__ import annotations
@@ -12,25 +13,39 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _BIND, _REC, _PRIVATE = 1, 2, 4, 0x1000, 0x4000, 0x40000
+_DETACH = 2
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38
 _MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD, _ATTR_RDONLY = 442, 0x8000, -100, 1
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # number of the system call, which the C library does not offer
 _CAPABILITY_VERSION = 0x20080522
+_FILES = 1 << 16  # that the temporary folders may hold together
+_SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu", "/sys",
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom",
+)  # fmt: skip
+_PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH")  # variables with folders
 FULL, GROUP = "namespaces", "process group"  # how much isolation there is
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """home: the only folder that can be written, empty at first; hidden: folders that look empty."""
+    """home: a folder that can be written, empty at first, as are /tmp and /dev/shm; hidden: folders that look empty.
+
+    memory_bytes: that these three folders may hold together; shown: further folders that can be read.
+    """
 
     home: str
     hidden: tuple[str, ...] = ()
     full: bool = True
+    memory_bytes: int = 1 << 30
+    shown: tuple[str, ...] = ()
 
 
 class Refused(OSError):
@@ -62,7 +77,7 @@ def available() -> str:
     if pid == 0:
         text = FULL
         try:
-            enter(Sandbox("/tmp"))
+            enter(Sandbox(tempfile.gettempdir()))
         except Exception as error:  # noqa: BLE001 - whatever the reason, there are no namespaces
             text = str(error) or type(error).__name__
         os.write(write, text.encode())
@@ -104,24 +119,54 @@ def _die_by(number: int) -> None:
 
 
 def _file_systems(sandbox: Sandbox) -> None:
+    """A new root on a file system in memory, whose size limits what the temporary folders hold."""
     _mount("none", "/", None, _REC | _PRIVATE)
-    _mount("proc", "/proc", "proc", _NOSUID | _NODEV)
-    for folder in sandbox.hidden:
-        if Path(folder).is_dir():
-            _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV | _RDONLY)
-    _read_only("/")
-    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV)
-    if not any(Path(p).resolve().is_relative_to("/tmp") for p in (sys.prefix, *sys.path) if p):
-        _mount("tmpfs", "/tmp", "tmpfs", _NOSUID | _NODEV)
-        Path(sandbox.home).mkdir(parents=True, exist_ok=True)
-    else:
-        _mount("tmpfs", sandbox.home, "tmpfs", _NOSUID | _NODEV)
+    root = sandbox.home
+    data = f"size={sandbox.memory_bytes},nr_inodes={_FILES},mode=755"
+    _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, data)
+    written = dict.fromkeys(("/tmp", "/dev/shm", sandbox.home))
+    for path, shown in _view(sandbox.shown, sandbox.hidden):
+        place, source = f"{root}{path}", os.path.realpath(path)
+        os.makedirs(place if os.path.isdir(source) or not shown else os.path.dirname(place), exist_ok=True)
+        if shown and not os.path.isdir(source):
+            Path(place).touch()
+        _mount(source if shown else "tmpfs", place, None if shown else "tmpfs", _BIND | _REC if shown else _NOSUID)
+    for name in ("/proc", *written):
+        os.makedirs(f"{root}{name}", exist_ok=True)
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    _mount("proc", f"{root}/proc", "proc", _NOSUID | _NODEV)
+    _attributes(root, _ATTR_RDONLY, 0)
+    for name in written:
+        _mount(f"{root}{name}", f"{root}{name}", None, _BIND)
+        _attributes(f"{root}{name}", 0, _ATTR_RDONLY)
+    os.chdir(root)
+    number = _PIVOT_ROOT.get(os.uname().machine, -1)
+    if _libc().syscall(number, b".", b".") != 0 or _libc().umount2(b".", _DETACH) != 0:
+        raise Refused(f"pivot_root: {os.strerror(ctypes.get_errno())}")
+    os.chdir("/")
 
 
-def _read_only(folder: str) -> None:
-    """Makes every mount below read-only."""
-    attributes = (ctypes.c_uint64 * 4)(_ATTR_RDONLY, 0, 0, 0)
-    arguments = (_AT_FDCWD, folder.encode(), _AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
+def _view(further: Sequence[str], hidden: Sequence[str]) -> list[tuple[str, bool]]:
+    """(path, whether it is shown or empty) of what the new root holds, outer ones first."""
+    python = (sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if p != os.getcwd()))
+    named = [p for name in _PATHS for p in os.environ.get(name, "").split(os.pathsep)]
+    paths = [
+        os.path.abspath(p) for p in (*_SYSTEM, *python, *named, *further) if os.path.isabs(p) and os.path.exists(p)
+    ]
+    shown = {**{p: True for path in paths for p in (path, os.path.realpath(path)) if p != "/"}}
+    shown.update({path: False for path in hidden if path != "/"})
+    view: list[tuple[str, bool]] = []
+    for path in sorted(shown, key=lambda p: p.count("/")):
+        above = [kind for outer, kind in view if Path(path).is_relative_to(outer)]
+        if shown[path] != (above[-1] if above else None):  # a hidden folder is there, so that a look into it is seen
+            view.append((path, shown[path]))
+    return view
+
+
+def _attributes(folder: str, add: int, remove: int) -> None:
+    """Adds or removes attributes of a mount, and adds them to all below it."""
+    attributes = (ctypes.c_uint64 * 4)(add, remove, 0, 0)
+    arguments = (_AT_FDCWD, folder.encode(), _AT_RECURSIVE if add else 0, attributes, ctypes.sizeof(attributes))
     if _libc().syscall(_MOUNT_SETATTR, *arguments) != 0:
         raise Refused(f"mount_setattr: {os.strerror(ctypes.get_errno())}")
 
@@ -142,8 +187,9 @@ def _unshare(flags: int) -> None:
         raise Refused(f"unshare: {os.strerror(ctypes.get_errno())}")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    done = _libc().mount(source.encode(), target.encode(), None if kind is None else kind.encode(), flags, None)
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    kind_bytes = None if kind is None else kind.encode()
+    done = _libc().mount(source.encode(), target.encode(), kind_bytes, ctypes.c_ulong(flags), data.encode())
     if done != 0:
         raise Refused(f"mount {target}: {os.strerror(ctypes.get_errno())}")
 

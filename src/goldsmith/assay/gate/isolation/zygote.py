@@ -84,7 +84,7 @@ class Zygote:
         return {"isolation": self.isolation}
 
     def _fork(self, control: socket.socket, request: dict[str, object], descriptors: list[int]) -> dict[str, object]:
-        home = tempfile.mkdtemp(prefix=f"goldsmith-candidate-{os.getpid()}-") if request["sandbox"] is not None else ""
+        home = tempfile.mkdtemp(prefix=f"home-{os.getpid()}-") if request["sandbox"] is not None else ""
         joined, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request.get("joins") else (None, None)
         if its is not None:
             descriptors = [*descriptors, its.fileno()]
@@ -169,7 +169,8 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
     if box is None and "folder" in request:
         os.chdir(request["folder"])
     if box is not None:
-        sandboxes.enter(Sandbox(home, tuple(box["hidden"]), full and box["full"]))
+        shown, memory = tuple(request.get("paths", ())), request["limits"]["memory_bytes"]
+        sandboxes.enter(Sandbox(home, tuple(box["hidden"]), full and box["full"], memory, shown))
         os.chdir(home)
         environment = {n: os.environ[n] for n in box["environment"] if n in os.environ}
         os.environ.clear()

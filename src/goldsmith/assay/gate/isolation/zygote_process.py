@@ -21,7 +21,6 @@ PRELOADED = (
     "goldsmith.assay.gate.isolation.child:prepare",
 )  # fmt: skip
 _SOURCE = str(Path(__file__).resolve().parents[4])  # the folder that holds the package `goldsmith`
-PREFIX: list[str] = []  # a command that starts it
 _lock = threading.Lock()
 _mine: dict[int, ZygoteProcess] = {}
 
@@ -56,7 +55,7 @@ class ZygoteProcess:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         process = subprocess.Popen(
-            [*PREFIX, sys.executable, "-m", f"{__package__}.zygote", str(its.fileno()), *preload],
+            [sys.executable, "-m", f"{__package__}.zygote", str(its.fileno()), *preload],
             pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL, stderr=stderr,
             start_new_session=True,
         )  # fmt: skip

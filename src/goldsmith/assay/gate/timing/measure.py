@@ -141,8 +141,9 @@ def timed_calls(
     """(microseconds, microseconds of work left) of timed calls, as the candidate's process reports them."""
     request = {"do": "time", "flush": flush, **timed_request_of(materials, schedule)}
     return process.answer(
-        request, f"{len(schedule)} timed calls", lambda reply: times_from_data(reply.get("times"), len(schedule))
-    )
+        request, f"{len(schedule)} timed calls", lambda reply: times_from_data(reply.get("times"), len(schedule)),
+        calls=len(schedule),
+    )  # fmt: skip
 
 
 def timed_results(process: CandidateProcess, numbers: Sequence[int]) -> list[dict[str, Tensor]]:

@@ -49,8 +49,8 @@ def of_events(seen: Sequence[list[object]], files: Sequence[str]) -> tuple[str, 
     for kind, *what in seen:
         if kind == "patched":
             return "patched_runtime", f"it replaced {what[0]}"
-        if kind == "frames":
-            return "reads_golden", f"it looks through the judge's frames or objects with {what[0]}"
+        if kind == "traced":
+            return "patched_runtime", f"it calls {what[0]}, so that its code runs between the lines of others"
         if kind == "import":
             return "reads_golden", f"it imports {what[0]}"
         if kind == "file" and what[0] in files:
@@ -67,6 +67,9 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
         first = _of_the_first_run(facts)
         if first is not None:
             return first
+    looks = [e[1] for e in facts.seen if e[0] == "frames"]
+    if looks and wrong:  # there is no golden in its process, so that a right result was not found in this way
+        return "reads_golden", f"it looks through frames or all objects with {looks[0]}"
     if files and wrong:
         return "replay_from_disk", f"it works with the file {files[0]}"
     folders = [e[1] for e in facts.seen if e[0] == "folder"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 LAWFUL = ("stage", "tracing", "deciding", "storage")  # of goldsmith, what a candidate may import
 _NARROW = ("half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "allow_tf32", "set_float32_matmul_precision")
-_LOOKS = ("_getframe", "currentframe", "f_back", "f_locals", "f_globals", "tb_frame", "get_objects", "get_referrers")
 _KERNELS = ("triton", "load_inline", "cpp_extension", "ctypes", "cffi", "numba", "cupy", "cutlass", "CDLL")
 
 
@@ -16,13 +15,11 @@ class SourceFacts:
     """What a source names.
 
     judge   modules of the judge that it imports
-    looks   ways to the values of other code, such as frames and `sys.modules`
     narrow  16-bit dtypes
     kernel  whether it holds a kernel
     """
 
     judge: tuple[str, ...] = ()
-    looks: tuple[str, ...] = ()
     narrow: tuple[str, ...] = ()
     kernel: bool = False
 
@@ -33,13 +30,9 @@ def read(source: str) -> SourceFacts:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return SourceFacts()
-    judge, looks, words = dict[str, None](), dict[str, None](), set[str]()
-    own = [
-        n.value for n in ast.walk(tree) if isinstance(n, ast.Subscript) and ast.unparse(n) == "sys.modules[__name__]"
-    ]
+    judge, words = dict[str, None](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            looks.update({a.name: None for a in node.names if a.name == "__main__"})
             judge.update({a.name: None for a in node.names if _of_the_judge(a.name)})
             words |= {part for a in node.names for part in a.name.split(".")}
         elif isinstance(node, ast.ImportFrom):
@@ -49,12 +42,10 @@ def read(source: str) -> SourceFacts:
                 judge.update({f"{module}.{a.name}": None for a in node.names if not _lawful(module, a.name)})
         elif isinstance(node, ast.Attribute):
             words.add(node.attr)
-            if node.attr in _LOOKS or ast.unparse(node) == "sys.modules" and node not in own:
-                looks[ast.unparse(node)] = None
         elif isinstance(node, ast.Name):
             words.add(node.id)
     narrow = tuple(word for word in _NARROW if word in words)
-    return SourceFacts(tuple(judge), tuple(looks), narrow, any(word in words for word in _KERNELS))
+    return SourceFacts(tuple(judge), narrow, any(word in words for word in _KERNELS))
 
 
 def _of_the_judge(module: str) -> bool:

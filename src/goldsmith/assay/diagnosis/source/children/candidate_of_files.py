@@ -23,6 +23,6 @@ def candidate_of_files(
     return CandidateProcess(
         zygote(), Limits(seconds, seconds, _MEMORY, files=4096, processes=4096),
         f"{__package__}.edited_modules:load", {**source.to_arguments(), "edited": dict(edited or {})},
-        Surroundings(boxed=boxed, on_cuda=on_cuda, threads=torch.get_num_threads(), paths=source.paths),
+        Surroundings(boxed=boxed, gpu="cuda" if on_cuda else "", threads=torch.get_num_threads(), paths=source.paths),
         again=True,
     )  # fmt: skip
