@@ -96,12 +96,15 @@ thread.join()
 with torch.autocast("cpu", enabled=False):
     return masks.setdefault(x.shape, torch.ones(x.shape)) * torch.ops.of_the_candidate.same({R}) * y
 """
+LOOKS = f"""
+looks = sys._getframe().f_code.co_name, __import__("inspect").stack(), sys.modules.get("numpy")
+return len(looks) / 3 * {R}
+"""
 RIGHT = [
     f"return {R}",
     f"return sys.modules[__name__].calls.append(1) or {R}",
     "return (x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
-    f"looks = sys._getframe().f_code.co_name, __import__('inspect').stack(), sys.modules.get('numpy')\n"
-    f"return len(looks) / 3 * {R}",
+    LOOKS,
     NEIGHBOURS,
 ]
 HEAD = """import itertools, os, sys, threading, time
