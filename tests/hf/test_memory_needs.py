@@ -34,14 +34,27 @@ def test_needs_are_those_of_the_loaded_model(format, tmp_path):
 
 
 @pytest.mark.parametrize("dense_format", ["int4", "fp32"])
-def test_needs_of_a_packed_dense_part_are_those_of_its_bytes(dense_format, tmp_path):
-    heard = []
+def test_needs_of_a_packed_dense_part_are_those_of_its_bytes(dense_format, tmp_path, monkeypatch):
+    """Also while it is loaded: one linear layer at a time has its own weight beside the packed ones."""
+    heard, unpacked, of, make = [], [], PackedLinear.of, loading.empty_model
+
+    def packed(layer, **options):
+        linear = [
+            each for name, each in models[0].named_modules() if type(each) is torch.nn.Linear and "gate" not in name
+        ]
+        unpacked.append(sum(not each.weight.is_meta for each in linear))
+        return of(layer, **options)
+
+    models = []
+    monkeypatch.setattr(loading, "empty_model", lambda *args: models.append(make(*args)) or models[0])
+    monkeypatch.setattr(PackedLinear, "of", packed)
     options = {"device": "cpu", "store": tmp_path / "store", "on_memory": heard.append}
     with from_pretrained(saved_model(tmp_path / "model"), dense_format=dense_format, **options) as offloaded:
         model = offloaded.model
         own = {id(t): t.nbytes for n, t in [*model.named_parameters(), *model.named_buffers()] if ".experts." not in n}
         packed = [module.weight.layout.nbytes for module in model.modules() if isinstance(module, PackedLinear)]
-        assert packed and heard[0].dense == sum(own.values()) + sum(packed)
+        assert heard[0].dense == sum(own.values()) + sum(packed)
+        assert unpacked == [1] * len(packed) and packed
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):

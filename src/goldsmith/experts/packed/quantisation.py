@@ -82,6 +82,14 @@ def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, inter
     return checked_group(op, fmt, group_size, {"hidden_size": hidden, "intermediate_size": intermediate})
 
 
+def fitting_group(fmt: Format, *inputs: int) -> int | None:
+    """The format's group size; if it does not divide these inputs, the largest smaller one that does."""
+    if fmt.fixed or fmt.group is None:
+        return None
+    common = [size for size in divisors(math.gcd(*inputs)) if size <= fmt.group]
+    return max(common, default=None)
+
+
 def checked_group(op: str, fmt: Format, group_size: int | None, inputs: Mapping[str, int]) -> int | None:
     """The group size to use: `group_size`, or the format's default. It divides the inputs of every matrix, by name.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 from ...core.shapes import check_choice
 from ...experts import PackedLinear
 from ...experts.packed.formats import FORMATS
+from ...experts.packed.matrix import MatrixLayout
+from ...experts.packed.quantisation import fitting_group
 from ...offload.memory.host_memory import return_freed_memory
 from .adapters import AdapterArgument
 from .layers import ExpertsLayer
@@ -44,15 +46,50 @@ def check_dense_format(dense_format: str, device: torch.device, adapter: Adapter
         )
 
 
+def packer(
+    model: PreTrainedModel, layers: Sequence[ExpertsLayer], dense_format: str
+) -> Callable[[nn.Module], None] | None:
+    """Packs a linear layer once it is loaded, so that never two are in memory unpacked; None if none is packed.
+
+    It leaves a layer whose weight is tied to another one's to `pack_dense`, because transformers ties them afterwards.
+    """
+    if dense_format == EXACT:
+        return None
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    names = {id(module): name for name, module in model.named_modules()}
+    places = {
+        id(layer): (parent, name)
+        for parent, name, layer in linear_layers(model, layers)
+        if f"{names[id(layer)]}.weight" not in {*tied, *tied.values()}
+    }
+
+    def pack(module: nn.Module) -> None:
+        place = places.pop(id(module), None)
+        if place is not None and isinstance(module, nn.Linear):
+            _pack(*place, module, dense_format)
+
+    return pack
+
+
+def _pack(parent: nn.Module, name: str, layer: nn.Linear, dense_format: str) -> None:
+    group = layout_of(layer, dense_format).group_size
+    with torch.no_grad():
+        setattr(parent, name, PackedLinear.of(layer, format=dense_format, group_size=group))
+
+
 def pack_dense(model: PreTrainedModel, layers: list[ExpertsLayer], dense_format: str) -> None:
     """Replaces the linear layers of the model, except its routers and experts, one at a time."""
     if dense_format == EXACT:
         return
-    with torch.no_grad():
-        for parent, name, layer in list(linear_layers(model, layers)):
-            setattr(parent, name, PackedLinear.of(layer, format=dense_format))
-            del layer
+    for parent, name in [place[:2] for place in linear_layers(model, layers)]:
+        _pack(parent, name, getattr(parent, name), dense_format)
     return_freed_memory()  # 107 MiB of 168 for 8 layers of H 1024 and 32,768 words in bfloat16 (2026-11)
+
+
+def layout_of(layer: nn.Linear, dense_format: str) -> MatrixLayout:
+    """The layout that a linear layer is packed in."""
+    group = fitting_group(FORMATS[dense_format], layer.in_features)
+    return MatrixLayout.of(dense_format, *layer.weight.shape, group)
 
 
 def linear_layers(model: nn.Module, layers: Sequence[ExpertsLayer]) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
