@@ -66,7 +66,7 @@ def version_of(path: Path) -> str:
 
 
 def _version(roots: list[Path], libraries: Path) -> str:
-    """The build's number, such as b10359; without one, the source's package on PyPI, or what the libraries' names say"""
+    """The build's number, such as b10359; otherwise the source's package on PyPI, or the end of the libraries' names"""
     for root in roots:
         config, cache = root / "llama-config.cmake", root / "CMakeCache.txt"
         number = re.search(r"LLAMA_BUILD_NUMBER (\d+)", config.read_text()) if config.is_file() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 def load_other_weights(
     model: PreTrainedModel, source: WeightSource, *, skip: Sequence[str] = (), progress: Progress | None = None,
-    loaded: Callable[[nn.Module], None] | None = None,
+    replace: Mapping[str, Callable[[nn.Module], None]] | None = None,
 ) -> None:  # fmt: skip
     """Loads every weight outside the experts, in the dtype that the model has on the meta device.
 
     skip       paths of modules that are left as they are
     progress   called with (bytes done, bytes in total, description)
-    loaded     called with each module when its last tensor is there; it may put another one in its place
+    replace    by path of a module: puts another one in its place, and is called when all its tensors are there; they
+               may be pages of the mapped files
 
     Weights that transformers keeps in float32 in a half-precision model (DeepSeek-V3's e_score_correction_bias, which
     affects the choice of experts) stay in float32, as with `from_pretrained`. Linear layers that the checkpoint stores
@@ -49,11 +50,13 @@ def load_other_weights(
                 f"{source.label}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
             )
         if value is not None:
+            instead = (replace or {}).get(name.rpartition(".")[0])
             # a copy: if the dtype is unchanged, `to` returns the mapped file's own pages, but parameters may be written
-            module = _assign(model, name, value.to(dtypes.of(name, tensor.dtype), copy=True), tensor)
-            del value
-            if loaded is not None and not any(own.is_meta for own in module.parameters(recurse=False)):
-                loaded(module)
+            value = value.to(dtypes.of(name, tensor.dtype), copy=instead is None)
+            module = _assign(model, name, value, tensor)
+            if instead is not None and not any(own.is_meta for own in module.parameters(recurse=False)):
+                instead(module)
+            del value, module
         elif not _is_transient(model, name):
             missing.add(name)
     experts = (*skipped, *(f"{path}." for path in converted_modules(model)))

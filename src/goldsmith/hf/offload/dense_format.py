@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from ...core.shapes import check_choice
+from ...core.shapes import check_choice, kind
 from ...experts import PackedLinear
 from ...experts.packed.formats import FORMATS
 from ...experts.packed.matrix import MatrixLayout
@@ -46,32 +47,27 @@ def check_dense_format(dense_format: str, device: torch.device, adapter: Adapter
         )
 
 
-def packer(
+def packers(
     model: PreTrainedModel, layers: Sequence[ExpertsLayer], dense_format: str
-) -> Callable[[nn.Module], None] | None:
-    """Packs a linear layer once it is loaded, so that never two are in memory unpacked; None if none is packed.
+) -> dict[str, Callable[[nn.Module], None]]:
+    """{path: function that packs this linear layer}, for layers that are packed while the model is loaded.
 
-    It leaves a layer whose weight is tied to another one's to `pack_dense`, because transformers ties them afterwards.
+    A layer whose weight is tied to another one's is left to `pack_dense`, because transformers ties them afterwards.
     """
     if dense_format == EXACT:
-        return None
+        return {}
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     names = {id(module): name for name, module in model.named_modules()}
-    places = {
-        id(layer): (parent, name)
+    return {
+        names[id(layer)]: functools.partial(_pack, parent, name, dense_format)
         for parent, name, layer in linear_layers(model, layers)
         if f"{names[id(layer)]}.weight" not in {*tied, *tied.values()}
     }
 
-    def pack(module: nn.Module) -> None:
-        place = places.pop(id(module), None)
-        if place is not None and isinstance(module, nn.Linear):
-            _pack(*place, module, dense_format)
 
-    return pack
-
-
-def _pack(parent: nn.Module, name: str, layer: nn.Linear, dense_format: str) -> None:
+def _pack(parent: nn.Module, name: str, dense_format: str, layer: nn.Module) -> None:
+    if not isinstance(layer, nn.Linear):
+        raise TypeError(f"offload: {name} is {kind(layer)}, expected a linear layer")
     group = layout_of(layer, dense_format).group_size
     with torch.no_grad():
         setattr(parent, name, PackedLinear.of(layer, format=dense_format, group_size=group))
@@ -82,14 +78,14 @@ def pack_dense(model: PreTrainedModel, layers: list[ExpertsLayer], dense_format:
     if dense_format == EXACT:
         return
     for parent, name in [place[:2] for place in linear_layers(model, layers)]:
-        _pack(parent, name, getattr(parent, name), dense_format)
+        _pack(parent, name, dense_format, getattr(parent, name))
     return_freed_memory()  # 107 MiB of 168 for 8 layers of H 1024 and 32,768 words in bfloat16 (2026-11)
 
 
 def layout_of(layer: nn.Linear, dense_format: str) -> MatrixLayout:
     """The layout that a linear layer is packed in."""
     group = fitting_group(FORMATS[dense_format], layer.in_features)
-    return MatrixLayout.of(dense_format, *layer.weight.shape, group)
+    return MatrixLayout.of(dense_format, layer.out_features, layer.in_features, group)
 
 
 def linear_layers(model: nn.Module, layers: Sequence[ExpertsLayer]) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -31,7 +31,7 @@ from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
 from .dense_format import EXACT as EXACT_DENSE
-from .dense_format import check_dense_format, pack_dense, packer
+from .dense_format import check_dense_format, pack_dense, packers
 from .layers import ExpertsLayer, layers_of
 from .memory_needs import MemoryNeeds, check_memory, memory_needs
 from .weights import Weights, decoded_experts, from_checkpoint, from_module
@@ -136,8 +136,8 @@ def load(
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
-    skip, pack = [layer.path for layer in layers], packer(model, layers, dense_format)
-    load_other_weights(model, checkpoint, skip=skip, progress=progress, loaded=pack)
+    skip, replace = [layer.path for layer in layers], packers(model, layers, dense_format)
+    load_other_weights(model, checkpoint, skip=skip, progress=progress, replace=replace)
     model.eval()
     if (model_folder / "generation_config.json").is_file():
         with explained(f"{model_folder / 'generation_config.json'} cannot be read"):
