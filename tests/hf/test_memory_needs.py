@@ -1,5 +1,8 @@
 """What a model will take in memory, stated before anything is read."""
 
+import resource
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
@@ -55,6 +58,16 @@ def test_needs_of_a_packed_dense_part_are_those_of_its_bytes(dense_format, tmp_p
         packed = [module.weight.layout.nbytes for module in model.modules() if isinstance(module, PackedLinear)]
         assert heard[0].dense == sum(own.values()) + sum(packed)
         assert unpacked == [1] * len(packed) and packed
+
+
+def test_what_is_free_respects_the_limit_of_the_process(monkeypatch):
+    size = process_size()
+    monkeypatch.setattr("resource.getrlimit", lambda _: (size + 2**28, -1))
+    assert 0 < memory_free() < 2**29
+
+
+def process_size():
+    return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path, monkeypatch):
