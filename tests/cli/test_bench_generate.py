@@ -116,7 +116,7 @@ def test_an_interrupt_keeps_the_finished_rows_and_leaves_no_files(tmp_path):
     assert row["decode"]["median"] > 0 and row["prompt"]["rounds"] == 1 and row["share_of_read"] > 0
     assert row["memory"]["resident"] < 2 * row["memory"]["stated"]
     assert row["parts"].keys() == {"attention with its products", "router", "experts", "head", "between two steps"}
-    assert 0 < min(row["parts"].values()) and sum(row["parts"].values()) < 3 / row["decode"]["median"]
+    assert all(seconds > 0 for seconds in row["parts"].values())
     assert row["commit"] == "abc1234" and "scratch" not in row["command"]
     assert "tiny, 2 layers, fp32" in shown and "agrees" in shown
     assert list(folder.iterdir()) == []
