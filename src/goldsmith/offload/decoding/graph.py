@@ -90,8 +90,6 @@ class GraphStep:
 
     def settle(self) -> None:
         """Adds what the steps have counted to the engine's counters."""
-        if self.recording is not None:
-            self.recording.end()
         if self.experts is not None:
             self.experts.settle()
 
