@@ -1,6 +1,7 @@
 """What a model will take in memory, stated before anything is read."""
 
 import resource
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,15 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
+from rich.console import Console
 
 from benchmarks import tiny_models
 from cli.finetune_tools import saved_model
+from goldsmith.cli.serve.display import ServeDisplay
 from goldsmith.experts import PackedLinear
 from goldsmith.hf.offload import loading
 from goldsmith.hf.offload.budget import cache_bytes
+from goldsmith.hf.offload.memory_needs import MemoryNeeds
 from goldsmith.offload import from_pretrained
 from goldsmith.offload.memory.host_memory import memory_free, process_memory
 
@@ -87,3 +91,13 @@ def test_a_model_whose_layers_differ_in_size_is_counted_layer_by_layer():
     assert len({layer.head_dim for layer in layers}) > 1
     numbers = sum(2 * layer.num_key_value_heads * layer.head_dim for layer in layers)
     assert cache_bytes(model, 5) == 5 * numbers * model.dtype.itemsize
+
+
+def test_the_note_on_a_store_beyond_memory_is_only_for_a_rest_that_fits():
+    def notes(dense, store, tokens=1):
+        page = StringIO()
+        needs = MemoryNeeds(dense=dense, store=store, token=10, prompt=1, program=1, available=1000)
+        ServeDisplay(Console(file=page, width=400), as_json=False).needs(needs, tokens, 1)
+        return "does not fit in memory as well" in page.getvalue()
+
+    assert [notes(100, 100), notes(100, 950), notes(2000, 10), notes(10, 10, 10**12)] == [False, True, False, False]
