@@ -166,6 +166,7 @@ static const gs_field rows[] = {
     FIELD(gs_serve_args, answered),
     FIELD(gs_serve_args, patience),
     FIELD(gs_serve_args, polite),
+    FIELD(gs_serve_args, served),
 
     {nullptr, nullptr, 0, 0},
 };

@@ -16,6 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "generate"
 IMAGES = ROOT / "docs" / "images"
 NOTHING = "No measurement is in benchmarks/results/generate yet: `goldsmith bench generate --json FILE` makes one.\n"
+NO_PARTS = (
+    "The rows in benchmarks/results/generate do not have these parts: a run of `goldsmith bench generate` adds them.\n"
+)
+NO_RULES = (
+    "The rows in benchmarks/results/generate compare no two rates of goldsmith: a run of `goldsmith bench generate` "
+    "over several formats, budgets or plans does, and adds the result.\n"
+)
+BETWEEN = "between two steps"  # a part of the native step only
 PICTURES = {  # shape and level
     "generation-small.svg": ("small", "avx512_bf16"),
     "generation-small-avx2.svg": ("small", "avx2"),
@@ -134,19 +142,28 @@ def memory(table: Table) -> str:
 
 
 def parts(table: Table) -> str:
-    """Where a decoding step's time goes, in milliseconds."""
+    """Where the time of a native step goes, in milliseconds."""
+    return _parts(table, lambda row: BETWEEN in row["parts"], "all parts") or NO_PARTS
+
+
+def module_parts(table: Table) -> str:
+    """The same of engines that compute with the model's modules, from a run with clocks around these."""
+    return _parts(table, lambda row: row["engine"] != OURS, "with clocks") or NO_PARTS
+
+
+def _parts(table: Table, chosen: Callable[[dict], bool], total: str) -> str:
     lines, names = [], []
     for (_, _, shape, layers, _, level), precisions in groups().items():
         for name, case in precisions.items():
             for label, row in case.items():
-                if "parts" in row and "decode" in row:
+                if "parts" in row and "decode" in row and chosen(row):
                     names += [part for part in row["parts"] if part not in names]
                     lines.append((f"{named(shape, layers, level)}, {name}", label, row))
     cells = []
     for case, label, row in lines:
         times = 1 / row["decode"]["median"], sum(row["parts"].values()), *(row["parts"].get(name) for name in names)
         cells.append([case, label, *map(milliseconds, times)])
-    return table(["", "engine", "a token, timed", "with clocks", *names], cells) if lines else NOTHING
+    return table(["", "engine", "a token, timed", total, *names], cells) if lines else ""
 
 
 def named(shape: str, layers: int, level: str) -> str:
@@ -170,7 +187,7 @@ def rules(table: Table) -> str:
             if not row["kept"]
         ]
         lines.append([rule, machine, f"{len(mine) - len(broken)} of {len(mine)}", "; ".join(broken) or "-"])
-    return table(["rule", "machine", "comparisons that keep it", "broken, tokens/s"], lines) if lines else NOTHING
+    return table(["rule", "machine", "comparisons that keep it", "broken, tokens/s"], lines) if lines else NO_RULES
 
 
 def milliseconds(seconds: float | None) -> str:

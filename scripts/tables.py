@@ -290,6 +290,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "generation_memory": lambda: generation.memory(table),
     "generation_rules": lambda: generation.rules(table),
     "generation_parts": lambda: generation.parts(table),
+    "generation_module_parts": lambda: generation.module_parts(table),
     "language_model": lambda: language_model.losses(table),
     "offload_calls": lambda: offload_rows.calls(table),
     "offload_steps": lambda: offload_rows.steps(table),

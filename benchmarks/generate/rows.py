@@ -39,7 +39,8 @@ class GenerateRow(RunRow):
     read_bytes      of weights, for one token; share_of_read: these over the token's time at the measured read rate
     memory          bytes: stated before the engine started; resident after its last turn; peak, loading included
     together        whether all engines were loaded at once and took turns; otherwise one followed the other
-    parts           seconds of a token in each part of the model, from a separate run with hooks
+    parts           seconds of a token in each part of the native step, by its own counters; of other engines in each
+                    part of the model, from a separate run with hooks
     """
 
     shape: str

@@ -15,7 +15,8 @@ from goldsmith.cli.bench.session import Session, device_name, session
 from goldsmith.cli.terminal import Failure, console
 from goldsmith.core import native
 from goldsmith.core.device import machine
-from goldsmith.offload.settings import parse_budget
+from goldsmith.experts._checks import WHOLE
+from goldsmith.offload.settings import COMPUTES, parse_budget
 
 from ..common.needs import require
 from ..common.options import split
@@ -66,8 +67,8 @@ class GenerateRequest:
 def run(request: GenerateRequest, out: str | None) -> int:
     """Run the command; returns the exit status."""
     err = console(stderr=True)
-    shapes, precisions = _shapes(request), _precisions(request)
     setting = _setting(request)
+    shapes, precisions = _shapes(request), _precisions(request)
     names = _peer_names(request, setting, err)
     done = earlier(out) if request.resume else []
     if request.models is not None:
@@ -161,14 +162,18 @@ def _precisions(request: GenerateRequest) -> list[Precision]:
         for word in words:
             if word not in BITS:
                 raise Failure(f"{option} {word}: there are {', '.join(BITS)}.")
+    if request.compute == "int8" and (floats := [word for word in formats if word not in WHOLE]):
+        raise Failure(f"--compute int8 is for experts in int8 or int4: --format {floats[0]} has no codes.")
     if not formats and not dense_formats:
-        return [Precision(*pair) for pair in STANDARD]
+        return [Precision(*pair) for pair in STANDARD if request.compute != "int8" or pair[0] in WHOLE]
     pairs = [(f, d) for f in formats or ["int4"] for d in dense_formats or [f]]
     return [Precision(*pair) for pair in dict.fromkeys(pairs)]
 
 
 def _setting(request: GenerateRequest) -> Setting:
     require("bench generate")
+    if request.compute not in (None, *COMPUTES):
+        raise Failure(f"--compute {request.compute}: there are {', '.join(COMPUTES)}.")
     if (why := gguf_files.missing()) is not None:
         raise Failure(f"bench generate writes the model for all engines as a GGUF file: {why}.")
     from .workers.ours import keywords
@@ -177,6 +182,8 @@ def _setting(request: GenerateRequest) -> Setting:
     if request.compute is not None and "compute" not in known:
         raise Failure("--compute: this version's goldsmith.offload has one arithmetic, the exact one.")
     device = device_name(request.device)
+    if request.compute == "int8" and device != "cpu":
+        raise Failure(f"--compute int8 is for --device cpu, not {device}.")
     context = max(request.prompt, 16 + request.tokens) + SPARE
     threads = request.threads or machine().cores
     return Setting(threads, device, context, request.compute, _level(request.level), known)

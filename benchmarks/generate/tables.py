@@ -56,7 +56,7 @@ def remarks(rows: Sequence[GenerateRow]) -> Iterator[str]:
             if len(large) < len(row.parts):
                 words.append(f"others {1e3 * (whole - sum(large.values())):.2g} ms")
             timed = "" if row.decode is None else f" of {1e3 / row.decode.median:.3g} ms"
-            yield f"{row.label}, a token{timed}; with clocks {1e3 * whole:.3g} ms: {', '.join(words)}."
+            yield f"{row.label}, a token{timed}; its parts, timed separately, {1e3 * whole:.3g} ms: {', '.join(words)}."
 
 
 def rate(value: Rate | None) -> str:

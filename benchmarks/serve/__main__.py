@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..generate.engines.llama import version_of
 from . import clients, gguf_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,7 +159,7 @@ def conditions(llama: Path | None) -> dict[str, Any]:
         "machine": f"{cpu.partition(': ')[2] or platform.machine()}, {os.cpu_count()} cores",
         "model": MODEL.name,
         "tokens": TOKENS,
-        "versions": {name: version(name) for name in names} | ({"llama.cpp": "b10359"} if llama else {}),
+        "versions": {name: version(name) for name in names} | ({"llama.cpp": version_of(llama)} if llama else {}),
         "measured": time.strftime("%Y-%m-%d"),
     }
 

@@ -80,6 +80,7 @@ typedef struct {
     uint32_t *asked, *answered;
     double patience;  // seconds to wait for a question
     int64_t polite;   // whether to yield the processor while waiting
+    int64_t served;   // calls that have ended, counted up
 } gs_serve_args;
 
-GS_API gs_status gs_serve(const gs_serve_args* args);
+GS_API gs_status gs_serve(gs_serve_args* args);

@@ -59,7 +59,7 @@ void serve(const gs_serve_args& args, gs_served_layer& layer) {
 }  // namespace
 }  // namespace gs
 
-gs_status gs_serve(const gs_serve_args* args) {
+gs_status gs_serve(gs_serve_args* args) {
     std::atomic_ref answered(*args->answered);
     gs_status failed = GS_OK;
     for (int64_t i = 0; i < args->layer_count; ++i) {
@@ -71,5 +71,6 @@ gs_status gs_serve(const gs_serve_args* args) {
         answered.store(1, std::memory_order_release);
         if (failed == GS_OK) failed = status;
     }
+    ++args->served;
     return failed;
 }

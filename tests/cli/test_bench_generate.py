@@ -115,7 +115,8 @@ def test_an_interrupt_keeps_the_finished_rows_and_leaves_no_files(tmp_path):
     assert row["error"] <= 2 * row["honest"] < 1e-5
     assert row["decode"]["median"] > 0 and row["prompt"]["rounds"] == 1 and row["share_of_read"] > 0
     assert row["memory"]["resident"] < 2 * row["memory"]["stated"]
-    assert {"attention besides products", "experts: kernels", "outside the model"} <= row["parts"].keys()
+    assert row["parts"].keys() == {"attention with its products", "router", "experts", "head", "between two steps"}
+    assert all(seconds > 0 for seconds in row["parts"].values())
     assert row["commit"] == "abc1234" and "scratch" not in row["command"]
     assert "tiny, 2 layers, fp32" in shown and "agrees" in shown
     assert list(folder.iterdir()) == []
@@ -200,6 +201,8 @@ def test_a_folder_gives_the_weights_that_transformers_reads(tmp_path):
     [
         (["--shape", "huge"], "--shape huge: there are qwen3-30b, qwen3-235b, small, tiny."),
         (["--format", "q4"], "--format q4: there are int4, int8, bf16, fp32."),
+        (["--compute", "wrong"], "--compute wrong: there are auto, exact, int8."),
+        (["--compute", "int8", "--format", "bf16"], "--compute int8 is for experts in int8 or int4: --format bf16 has"),
         (["--dense-format", "x"], "--dense-format x: there are int4, int8, bf16, fp32."),
         (["--against", "ollama"], "there are llama.cpp, transformers, kt-kernel, accelerate, torch.compile, and none."),
         (["--against", "llama.cpp"], "llama.cpp cannot run: give --llama PATH: a folder in which llama.cpp was built"),
@@ -334,8 +337,9 @@ def llama(tmp_path_factory):
     subprocess.run([*library, "-o", str(place / "lib" / "libllama.so")], check=True)
     for name in ("ggml", "ggml-base"):
         (place / "lib" / f"lib{name}.so").symlink_to("libllama.so")
+    (place / "llama-config.cmake").write_text("set(LLAMA_BUILD_NUMBER 7)\n")
     installed = Llama.find(place)
-    assert installed.libraries == place / "lib"
+    assert (installed.libraries, installed.version) == (place / "lib", "b7")
     return installed.compile(place)
 
 

@@ -173,3 +173,15 @@ def test_a_weight_that_cannot_be_packed_is_one_sentence(weight, options, error, 
 
 def test_the_structure_of_the_call_is_that_of_the_library():
     assert _native_abi.LinearArgs._c_name_ == "gs_linear_args"
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block"])
+def test_rows_packed_some_at_a_time_are_those_packed_at_once(format, monkeypatch):
+    weight = torch.randn(300, 128)
+    whole = experts.pack_matrix(weight, format=format)
+    monkeypatch.setattr("goldsmith.experts.packed.quantisation._CHUNK", 1)  # 128 rows
+    assert torch.equal(experts.pack_matrix(weight, format=format).data, whole.data)
+    weight[290, 3] = 3.4e38
+    if format in ("int8", "int4", "int4_asym"):
+        with pytest.raises(ValueError, match="weight row 290, "):
+            experts.pack_matrix(weight, format=format, scale_dtype=torch.float16)

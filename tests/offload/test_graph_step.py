@@ -190,6 +190,32 @@ def test_a_failure_of_the_cpu_ends_the_step_and_the_next_one_works(monkeypatch):
         assert torch.isfinite(after).all()
 
 
+@pytest.mark.parametrize("name", ["launch", "serve", "end"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_an_interrupt_between_launch_and_answer_leaves_no_device_waiting(name, after, monkeypatch):
+    plain, ids = plain_model(num_hidden_layers=1), models.tokens(1, 8)
+    with offload(plain, SOME // 2) as offloaded, torch.no_grad():
+        model, cache = offloaded.model, DynamicCache(config=plain.config)
+        model(ids[:, :6], past_key_values=cache)
+        model(input_ids=ids[:, 6:7], past_key_values=cache)
+        recording = model.forward._step.recording
+        owner = {"launch": recording._work, "serve": recording.experts.serving, "end": recording}[name]
+        method = getattr(owner, name)
+
+        def interrupted():
+            if after:
+                method()
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupted)
+            model(input_ids=ids[:, 7:8], past_key_values=cache)
+        logits = model(input_ids=ids[:, 7:8], past_key_values=cache).logits
+        assert model.forward._step.recording is recording and not recording.experts.serving.asked
+    with offload(plain, SOME // 2) as offloaded:
+        assert torch.equal(continued(offloaded.model, ids, 2), logits[:, -1])
+
+
 def test_more_memory_leaves_the_cpu_less_work_and_changes_no_text():
     plain, ids, work = plain_model(), models.tokens(1, 6), []
     for options in ({"count": SOME, "lanes": "cpu"}, {"count": SOME}, {"count": SOME + 3}, {"count": ALL}):

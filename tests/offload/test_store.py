@@ -79,6 +79,8 @@ def test_an_expert_is_one_range_that_begins_at_a_page(tmp_path):
 def test_its_attributes_describe_it(tmp_path):
     source = {3: weights(E=2), 1: weights(E=5)}
     output = dict(activation="swiglu_oai", alpha=1.5, limit=6.0)
+    with ExpertStore.build(source, tmp_path / "fits", format="int4_asym") as store:
+        assert store.group_size == 32  # 128 divides neither 64 nor 32
     with ExpertStore.build(source, tmp_path / "s", format="int4", group_size=16, **output) as store:
         assert (store.path, store.format, store.group_size) == (tmp_path / "s", "int4", 16)
         assert store.layers == (3, 1) and (store.num_experts(3), store.num_experts(1)) == (2, 5)

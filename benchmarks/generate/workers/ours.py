@@ -7,6 +7,8 @@ from typing import Any
 
 from .plain import DTYPES, TransformersEngine
 
+BETWEEN = "between two steps"
+
 
 class GoldsmithEngine(TransformersEngine):
     """goldsmith.offload over the file of this run, in the precision that the options ask for."""
@@ -41,16 +43,14 @@ class GoldsmithEngine(TransformersEngine):
         return "; ".join(notes)
 
     def parts(self, ids: list[int], count: int) -> dict[str, float]:
-        """The experts' part divided into kernels and what the engine does around them."""
-        self.offloaded.reset_stats()
-        seconds = super().parts(ids, count)
-        stats = self.offloaded.stats()
-        if "experts" in seconds and stats.t_wall and self.options["device"] == "cpu":
-            # the share of its kernel in the time of a call, by all calls, the prompt's among them
-            kernels = seconds["experts"] * min(1.0, stats.t_cpu / stats.t_wall)
-            seconds["experts: kernels"] = kernels
-            seconds["experts: engine around them"] = seconds.pop("experts") - kernels
-        return seconds
+        """Seconds of a token in each part of the native step, by its own counters, and between two steps."""
+        self._generate(ids, 3)  # its first step prepares the arguments, and with them the counters
+        forward, before = self.model.forward, self.model.forward.seconds
+        if before is None:
+            raise RuntimeError(f"no native step: {forward.why_not}")
+        times, _ = self._generate(ids, count + 1)
+        parts = {name: (after - before[name]) / count for name, after in forward.seconds.items()}
+        return parts | {BETWEEN: sum(times[1:]) / count - sum(parts.values())}
 
     def close(self) -> None:
         if self.model is not None:

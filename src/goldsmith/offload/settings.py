@@ -86,16 +86,25 @@ def int8_group(store: ExpertStore, compute: str) -> int:
     if compute != "int8":
         return 0
     layout = store.blocks.layout
+    check_int8(layout.format)
     group = layout.group_size or max(layout.hidden_size, layout.intermediate_size)
-    if layout.format not in WHOLE or group > LONGEST:
+    if group > LONGEST:
         raise ValueError(
-            f"{OP}: compute='int8' multiplies codes of {', '.join(WHOLE)}, in groups of at most {LONGEST}, but the "
-            f"store has {store.format} in groups of {group}: choose another format (cpu_format=, --format on the "
-            "command line), or compute='exact'"
+            f"{OP}: compute='int8' adds at most {LONGEST} products in 32 bits, but the store's rows have {group} with "
+            "one scale: build it with a group_size, or give compute='exact'"
         )
     if native.reason() is not None:
         raise BackendUnavailable(f"{OP}: compute='int8' needs the native library: {native.reason()}")
     return group
+
+
+def check_int8(format: str) -> None:
+    """Raises ValueError unless experts in this format can be multiplied as integers."""
+    if format not in WHOLE:
+        raise ValueError(
+            f"{OP}: compute='int8' is for experts in {', '.join(WHOLE[:-1])} or {WHOLE[-1]}, not in {format}: give one "
+            "of these formats (cpu_format=, --format on the command line), or compute='exact'"
+        )
 
 
 def check_store(store: object, exact: object) -> None:

@@ -118,9 +118,10 @@ def errors_as_failures(
     try:
         yield
     except (OutOfMemoryError, MemoryError) as error:
+        text = str(error).partition(". ")[0].removesuffix(".")
         raise Failure(
-            "Out of memory. A smaller --budget, a shorter prompt, fewer prompts or --device cpu needs less. The "
-            f"error: {str(error).partition('. ')[0].removesuffix('.')}."
+            "Out of memory. A smaller --budget, a shorter prompt, fewer prompts or --device cpu needs less."
+            + (f" The error: {text}." if text else "")
         ) from error
     except BrokenPipeError:
         raise

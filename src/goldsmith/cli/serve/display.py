@@ -30,7 +30,8 @@ class ServeDisplay(GenerateDisplay):
     def needs(self, needs: MemoryNeeds, tokens: int, prompt: int) -> None:
         """What the server will take, before anything is read."""
         self._lines("needs", needs_text(needs, tokens, prompt))
-        if needs.dense + tokens * needs.token + needs.store > needs.available:
+        rest = needs.dense + tokens * needs.token
+        if rest <= needs.available < rest + needs.store:
             self.note("The store does not fit in memory as well: experts will be read from the disk again and again.")
 
     def listens(

@@ -14,8 +14,8 @@ from ...core.shapes import ShapeError, check_choice, check_dtype, check_tensor
 from .formats import FORMATS, SCALE_NAMES, Format, decode
 from .inputs import check_finite
 from .memory import empty_pages, frozen
-from .panels import LayoutSlice, placed, read_matrix, write_matrix
-from .quantisation import check_scale_dtype, checked_group, quantise
+from .panels import ROWS, LayoutSlice, placed, read_matrix, write_matrix
+from .quantisation import check_scale_dtype, checked_group, quantised_rows
 
 _OP = "experts.pack_matrix"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -177,6 +177,9 @@ def pack_matrix(
         source = weight.detach().cpu()
         check_finite(_OP, "weight", source)
         data = empty_pages(layout.nbytes)
-        codes = quantise(fmt, source, layout.group_size, layout.scale_dtype, f"{_OP}: weight")
-        write_matrix(layout, layout.place, layout.panels(data), codes)
+        panels, like = layout.panels(data), (layout.inputs, layout.group_size, layout.scale_dtype)
+        # some rows at a time: as a whole, the codes on their way would take up to 6 bytes a weight
+        for at, codes in quantised_rows(fmt, source, *like[1:], f"{_OP}: weight"):
+            place = placed(fmt, len(codes.codes), *like)
+            write_matrix(layout, place, panels[at // ROWS : at // ROWS + place.panels], codes)
     return PackedMatrix._of(layout.text, data)

@@ -7,7 +7,7 @@ clamped. If the rounded scale is 0, every code is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -30,18 +30,24 @@ def quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torch
     Weights are finite, in float32, bfloat16 or float16. Raises ValueError, whose message begins with `where`, if a
     scale overflows its dtype or a weight overflows bfloat16.
     """
-    rows, inputs = weights.shape
-    step = max(_CHUNK // max(inputs, 1) // FP8_BLOCK, 1) * FP8_BLOCK
-    parts = []
-    for at in range(0, rows, step):
-        try:
-            parts.append(_quantise(fmt, weights[at : at + step], group, scale_dtype))
-        except _Overflow as overflow:
-            raise ValueError(f"{where} row {at + overflow.row}, {overflow}") from None
+    parts = [part for _, part in quantised_rows(fmt, weights, group, scale_dtype, where)]
     if len(parts) == 1:
         return parts[0]
     names = [name for name in ("codes", "scales", "zeros") if getattr(parts[0], name) is not None]
     return Codes(**{name: side_by_side([getattr(part, name) for part in parts]) for name in names})
+
+
+def quantised_rows(
+    fmt: Format, weights: Tensor, group: int | None, scale_dtype: torch.dtype | None, where: str
+) -> Iterator[tuple[int, Codes]]:
+    """`quantise` in parts of a multiple of 128 rows: (first row, its codes)"""
+    rows, inputs = weights.shape
+    step = max(_CHUNK // max(inputs, 1) // FP8_BLOCK, 1) * FP8_BLOCK
+    for at in range(0, rows, step):
+        try:
+            yield at, _quantise(fmt, weights[at : at + step], group, scale_dtype)
+        except _Overflow as overflow:
+            raise ValueError(f"{where} row {at + overflow.row}, {overflow}") from None
 
 
 class _Overflow(Exception):
@@ -80,6 +86,14 @@ def _quantise(fmt: Format, weights: Tensor, group: int | None, scale_dtype: torc
 def check_group(op: str, fmt: Format, group_size: int | None, hidden: int, intermediate: int) -> int | None:
     """`checked_group` for the experts of a layer."""
     return checked_group(op, fmt, group_size, {"hidden_size": hidden, "intermediate_size": intermediate})
+
+
+def fitting_group(fmt: Format, *inputs: int) -> int | None:
+    """The format's group size; if it does not divide these inputs, the largest smaller one that does."""
+    if fmt.fixed or fmt.group is None:
+        return None
+    common = [size for size in divisors(math.gcd(*inputs)) if size <= fmt.group]
+    return max(common, default=None)
 
 
 def checked_group(op: str, fmt: Format, group_size: int | None, inputs: Mapping[str, int]) -> int | None:

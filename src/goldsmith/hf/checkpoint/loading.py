@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 
 def load_other_weights(
-    model: PreTrainedModel, source: WeightSource, *, skip: Sequence[str] = (), progress: Progress | None = None
-) -> None:
+    model: PreTrainedModel, source: WeightSource, *, skip: Sequence[str] = (), progress: Progress | None = None,
+    replace: Mapping[str, Callable[[nn.Module], None]] | None = None,
+) -> None:  # fmt: skip
     """Loads every weight outside the experts, in the dtype that the model has on the meta device.
 
     skip       paths of modules that are left as they are
     progress   called with (bytes done, bytes in total, description)
+    replace    by path of a module: puts another one in its place, and is called when all its tensors are there; they
+               may be pages of the mapped files
 
     Weights that transformers keeps in float32 in a half-precision model (DeepSeek-V3's e_score_correction_bias, which
     affects the choice of experts) stay in float32, as with `from_pretrained`. Linear layers that the checkpoint stores
@@ -47,7 +50,13 @@ def load_other_weights(
                 f"{source.label}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
             )
         if value is not None:
-            _assign(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
+            instead = (replace or {}).get(name.rpartition(".")[0])
+            # a copy: if the dtype is unchanged, `to` returns the mapped file's own pages, but parameters may be written
+            value = value.to(dtypes.of(name, tensor.dtype), copy=instead is None)
+            module = _assign(model, name, value, tensor)
+            if instead is not None and not any(own.is_meta for own in module.parameters(recurse=False)):
+                instead(module)
+            del value, module
         elif not _is_transient(model, name):
             missing.add(name)
     experts = (*skipped, *(f"{path}." for path in converted_modules(model)))
@@ -98,14 +107,15 @@ def _value(source: WeightSource, name: str, used: set[str]) -> Tensor | None:
     return check_plain(source, name, source.get(name)) if source.method else source.get(name)
 
 
-def _assign(model: nn.Module, name: str, value: Tensor, old: Tensor) -> None:
+def _assign(model: nn.Module, name: str, value: Tensor, old: Tensor) -> nn.Module:
+    """Sets the parameter or buffer; returns its module."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if leaf in module._parameters:
-        # cloned: if the dtype is unchanged, `to` returns the mapped file's own pages, but parameters may be written
-        module._parameters[leaf] = nn.Parameter(value.clone(), requires_grad=old.requires_grad)
+        module._parameters[leaf] = nn.Parameter(value, requires_grad=old.requires_grad)
     else:
-        module._buffers[leaf] = value.clone()
+        module._buffers[leaf] = value
+    return module
 
 
 def _is_transient(model: nn.Module, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ...core.shapes import check_choice, kind
 from ...experts import PackedExperts
 from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
-from ...offload.settings import chosen_device, parse_budget
+from ...offload.settings import check_int8, chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
 from ..checkpoint.experts import packed_from
 from ..checkpoint.files import default_dtype, weight_files
@@ -29,9 +29,9 @@ from ..model_class import IS_A_FILE, config_of, empty_model, load_whole, no_mode
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
-from .budget import check_fits, dense_bytes
+from .budget import check_fits
 from .dense_format import EXACT as EXACT_DENSE
-from .dense_format import check_dense_format, pack_dense
+from .dense_format import check_dense_format, pack_dense, packers
 from .layers import ExpertsLayer, layers_of
 from .memory_needs import MemoryNeeds, check_memory, memory_needs
 from .weights import Weights, decoded_experts, from_checkpoint, from_module
@@ -55,7 +55,7 @@ def attach(
     **options: object,
 ) -> Attached:
     """Moves the experts of a model in memory into a store, and puts an engine in their place."""
-    _check_room(cpu_format, batch, max_length)
+    _check_room(cpu_format, batch, max_length, options)
     _check_store(store)
     check_dense_format(dense_format, _checked(options), adapter)
     if not isinstance(model, nn.Module):
@@ -96,7 +96,7 @@ def load(
     """Loads a model from its folder, with an engine in place of its experts."""
     from transformers import GenerationConfig
 
-    _check_room(cpu_format, batch, max_length)
+    _check_room(cpu_format, batch, max_length, options)
     _check_store(store)
     if dtype is not None and dtype not in EXACT:
         raise ValueError(
@@ -121,7 +121,7 @@ def load(
     needs = memory_needs(model, layers, cpu_format, dense_format)
     if on_memory is not None:
         on_memory(needs)
-    check_memory(needs, dense_bytes(model))
+    check_memory(needs)
     adapters = _read_adapters(model, layers, adapter)
     checkpoint = open_checkpoint(model_folder, model)
     specs = {layer.path: layer.spec for layer in layers}
@@ -136,7 +136,8 @@ def load(
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
-    load_other_weights(model, checkpoint, skip=[layer.path for layer in layers], progress=progress)
+    skip, replace = [layer.path for layer in layers], packers(model, layers, dense_format)
+    load_other_weights(model, checkpoint, skip=skip, progress=progress, replace=replace)
     model.eval()
     if (model_folder / "generation_config.json").is_file():
         with explained(f"{model_folder / 'generation_config.json'} cannot be read"):
@@ -199,9 +200,11 @@ def _check_store(store: object) -> None:
         raise TypeError(f"offload: store is {kind(store)}, expected an ExpertStore, the path of one, or None")
 
 
-def _check_room(cpu_format: object, batch: object, max_length: object) -> None:
+def _check_room(cpu_format: str, batch: object, max_length: object, options: Mapping[str, object]) -> None:
     """Checks the format and the amount of text for which a GPU keeps memory free."""
     check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
+    if options.get("compute") == "int8" and cpu_format != "auto":
+        check_int8(cpu_format)
     for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"offload: {name}={value!r}, expected a whole number of at least 1")

@@ -10,12 +10,11 @@ import torch
 
 from ...experts.packed.formats import FORMATS
 from ...experts.packed.layout import Layout
-from ...experts.packed.matrix import MatrixLayout
-from ...experts.packed.quantisation import check_group
+from ...experts.packed.quantisation import check_group, fitting_group
 from ...offload.memory.host_memory import memory_free, process_memory
 from ...offload.store.blocks import ExpertBlocks
 from .budget import GIB, cache_bytes, dense_bytes
-from .dense_format import EXACT, linear_layers
+from .dense_format import EXACT, layout_of, linear_layers
 from .layers import ExpertsLayer
 
 if TYPE_CHECKING:
@@ -59,13 +58,12 @@ def memory_needs(
     )  # fmt: skip
 
 
-def check_memory(needs: MemoryNeeds, loaded: int) -> None:
-    """Raises ValueError if the model's parts outside the experts do not fit in memory. loaded: their bytes as read"""
-    dense = max(needs.dense, loaded)
-    if dense > needs.available:
+def check_memory(needs: MemoryNeeds) -> None:
+    """Raises ValueError if the model's parts outside the experts do not fit in memory."""
+    if needs.dense > needs.available:
         raise ValueError(
             f"offload: everything but the experts (attention, embeddings, dense layers) takes "
-            f"{dense / GIB:.1f} GiB, but this machine has {max(0, needs.available) / GIB:.1f} GiB of memory "
+            f"{needs.dense / GIB:.1f} GiB, but this machine has {max(0, needs.available) / GIB:.1f} GiB of memory "
             "available: close other programs, or use a machine with more memory"
         )
 
@@ -74,7 +72,7 @@ def _dense(model: PreTrainedModel, layers: Sequence[ExpertsLayer], dense_format:
     if dense_format == EXACT:
         return dense_bytes(model)
     packed = [layer for _, _, layer in linear_layers(model, layers)]
-    sizes = [MatrixLayout.of(dense_format, *layer.weight.shape).nbytes for layer in packed]
+    sizes = [layout_of(layer, dense_format).nbytes for layer in packed]
     return dense_bytes(model, packed) + sum(sizes)
 
 
@@ -97,7 +95,8 @@ def _store(model: PreTrainedModel, layers: Sequence[ExpertsLayer], cpu_format: s
     total = 0
     for layer in layers:
         spec = layer.spec
-        group = check_group("offload", kind, None, spec.hidden_size, spec.intermediate_size)
+        sizes = spec.hidden_size, spec.intermediate_size
+        group = check_group("offload", kind, fitting_group(kind, *sizes), *sizes)
         layout = Layout(format, 1, spec.hidden_size, spec.intermediate_size, group, scales, (0, spec.intermediate_size))
         biased = ("gate_up_bias", "down_bias") if spec.biased else ()
         total += ExpertBlocks.of(layout, biased).stride * spec.num_experts

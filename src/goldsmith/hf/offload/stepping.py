@@ -130,6 +130,11 @@ class StepForward:
             return False  # a step without the model's own call would not call them
         return rows <= MOST_ROWS and not self._model.training and self._prepared()
 
+    @property
+    def seconds(self) -> dict[str, float] | None:
+        """What the parts of the native steps took so far; None if there was none."""
+        return getattr(self._step, "seconds", None)
+
     def stepper(self, cache: DynamicCache, mask: Tensor, steps: int) -> Callable[[Tensor], Tensor]:
         """float32 logits [rows, vocabulary] of one more token [rows] after those in `cache`, at most `steps` times
 

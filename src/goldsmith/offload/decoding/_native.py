@@ -15,6 +15,8 @@ from ._native_abi import DTYPES, StepArgs, StepLayer, linear_args, put_linear, p
 from .cache import TOKEN, StepRows
 from .model import MOST_ROWS, DecoderModel
 
+PARTS = ("attention with its products", "router", "experts", "head")  # of gs_step_args.seconds
+
 
 class DecodeStep:
     """logits [rows, vocabulary] = step(tokens [rows], cache): computes the tokens' layers and appends them to the cache
@@ -56,6 +58,11 @@ class DecodeStep:
             self._run_between_calls()
         cache.advance()
         return logits
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the parts of the steps took, since the arguments were made."""
+        return dict(zip(PARTS, self._args.seconds, strict=True))
 
     def close(self) -> None:
         """Gives the engine what was counted."""

@@ -83,6 +83,7 @@ class ServeArgs(Structure):
         *((name, c_void_p) for name in ("routed", "ids", "threads", "asked", "answered")),
         ("patience", c_double),
         ("polite", c_int64),
+        ("served", c_int64),
     ]
 
 

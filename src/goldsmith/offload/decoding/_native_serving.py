@@ -52,11 +52,22 @@ class Serving:
             polite=int(polite),
         )  # fmt: skip
         self._kept = x, routed, rows, table, words, ids, flags, threads, lora  # what the arguments point to
+        self._asked = words.numpy()
         self._counted = np.zeros(len(layers), dtype=np.int64)
 
     def serve(self) -> None:
         """Computes the CPU's experts of all layers, as the device asks for them."""
         native.check(native.library().gs_serve(byref(self._args)))
+
+    @property
+    def served(self) -> int:
+        """Steps that were served to their end; a signal may be raised after that, but not in `serve` before it."""
+        return int(self._args.served)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the device waits for an answer."""
+        return bool(self._asked[0])
 
     @property
     def computed(self) -> int:

@@ -82,8 +82,9 @@ class GraphStep:
             self.close()
             self.experts = GraphExperts(self.engine, cache.rows, self._k, self._dtype)
             self.engine.steps.append(self)
-        elif self.recording is not None:
-            self.recording.close()
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            recording.close()
         self.recording = RecordedStep(self.experts, self._run, cache)
         return self.recording
 
@@ -145,6 +146,7 @@ class RecordedStep:
                 finite_there.copy_(torch.isfinite(self.logits).all())
                 finite_here.copy_(finite_there, non_blocking=True)
 
+        self._served, self._under_way = 0, False  # steps served before the last launch, and whether it may still run
         self._work = experts.machine.record(work, lambda: experts.rehearse(work))
         experts.forget_rehearsal()
 
@@ -153,6 +155,7 @@ class RecordedStep:
         now = self._cache()
         if now is cache and self._capacity == cache.capacity:
             return True
+        self.end()
         if now is not None or cache.rows != len(self._starts) or cache.capacity > self._capacity:
             return False
         for there, own in ((self.inputs.keys, cache.keys), (self.inputs.values, cache.values)):
@@ -165,21 +168,45 @@ class RecordedStep:
 
     def step(self, tokens: Tensor, cache: StepCache) -> None:
         """Sets `logits`, `wide` and `best`, and appends the tokens to the cache. Raises NotFinite."""
+        if self._under_way:
+            self.end()
         rows, experts, serving = cache.rows, self.experts, self.experts.serving
         self._numbers[:rows] = tokens.reshape(-1).tolist()
         self._numbers[rows] = cache.length
         self._numbers[rows + 1 :] = cache.length - self._starts
         experts.load()
-        self._work.launch()
+        self._served, self._under_way = 0 if serving is None else serving.served, True
         try:
+            self._work.launch()
             if serving is not None:
                 serving.serve()
         finally:
-            self._work.wait()
+            self.end()
         fine = experts.finish()
         if self._guarded and not (fine and self._finite[0]):
             raise NotFinite("a step's numbers are not finite")
         cache.advance()
 
+    def end(self) -> None:
+        """Waits until the device has done the last step, which it serves first if an exception came in between.
+
+        Python raises KeyboardInterrupt after any instruction, so a step may be launched and not served; then the
+        device would wait forever. A second one may come here; the next call goes on.
+        """
+        if not self._under_way:
+            return
+        serving = self.experts.serving
+        if serving is not None:
+            while serving.served == self._served and not self._work.idle():
+                if serving.asked:
+                    serving.serve()
+        try:
+            self._work.wait()
+        except Exception:  # of the device's work, which has ended with it
+            self._under_way = False
+            raise
+        self._under_way = False
+
     def close(self) -> None:
+        self.end()
         self._work.close()

@@ -1,6 +1,7 @@
 """Work that a device repeats: recorded once, started with one call.
 
     launch()   starts the work on the caller's current stream
+    idle()     whether it is done
     wait()     blocks until it is done
 
 A recording never waits for the CPU by itself: before it is recorded, `rehearse` runs the same work without its waits,
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from .streams import DONE, StreamEvent, Worker
+from .streams import DONE, Done, HostEvent, Worker
 
 
 class CudaRecording:
@@ -34,6 +35,9 @@ class CudaRecording:
     def launch(self) -> None:
         self._graph.replay()
 
+    def idle(self) -> bool:
+        return bool(torch.cuda.current_stream(self._device).query())
+
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()
 
@@ -47,11 +51,14 @@ class SimulatedRecording:
     def __init__(self, run: Callable[[], None], rehearse: Callable[[], None]) -> None:
         rehearse()
         self._run, self._worker = run, Worker("goldsmith recording")
-        self._end: StreamEvent = DONE
+        self._end: Done | HostEvent = DONE
 
     def launch(self) -> None:
         self._worker.run(self._run)
         self._end = self._worker.record()
+
+    def idle(self) -> bool:
+        return self._end.done
 
     def wait(self) -> None:
         self._end.synchronize()

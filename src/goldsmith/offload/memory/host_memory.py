@@ -16,11 +16,16 @@ class ProcessMemory:
 
 
 def memory_free() -> int:
-    """Bytes that this machine can still provide, from /proc/meminfo and the control group's limit."""
+    """Bytes that this process can still get: of /proc/meminfo, the control group's limit and its own (`ulimit -v`)."""
+    import resource  # Windows has none
+
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free = 1024 * int(line.split()[1])
+    own = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if own != resource.RLIM_INFINITY:
+        free = min(free, own - resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]))
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

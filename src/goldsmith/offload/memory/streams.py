@@ -35,6 +35,8 @@ class WorkStream(Protocol):
 class Done:
     """An event that has already happened."""
 
+    done = True
+
     def synchronize(self) -> None:
         pass
 
@@ -65,6 +67,10 @@ class HostEvent:
     def happened(self, error: BaseException | None) -> None:
         self.error = error
         self._set.set()
+
+    @property
+    def done(self) -> bool:
+        return self._set.is_set()
 
     def synchronize(self) -> None:
         self._set.wait()

@@ -68,7 +68,8 @@ class ExpertStore:
                  stacked, or an iterable of E tensors; float32, bfloat16 or float16. Or a PackedExperts, whose codes are
                  kept
         format   "auto": the narrowest that holds the weights exactly (bfloat16: "bf16", otherwise "fp32"), or a format
-                 of `experts.pack`; group_size as there
+                 of `experts.pack`; group_size as there, but by default smaller if that of the format does not divide
+                 the sizes
         activation, alpha, limit    the arguments for `experts.moe`; kept in the header
         overwrite          replace the file at `path`; processes that have it open keep the old one
         allow_nonfinite    accept NaN and Inf; only for "fp32" and "bf16"

@@ -21,7 +21,7 @@ from ...experts.packed.formats import FORMATS, SCALE_NAMES
 from ...experts.packed.inputs import check_flag
 from ...experts.packed.layout import Layout
 from ...experts.packed.memory import frozen
-from ...experts.packed.quantisation import check_group, check_scale_dtype
+from ...experts.packed.quantisation import check_group, check_scale_dtype, fitting_group
 from . import samples
 from .atomic_file import BUILDING, atomic_write
 from .blocks import PAGE, ExpertBlocks
@@ -169,7 +169,8 @@ class Recipe:
             return
         self.dtype = expert.gate.dtype
         fmt = FORMATS[format_for(self.format, [m.dtype for m in expert.matrices.values()])]
-        group = check_group(_OP, fmt, self.group_size, hidden, inner)
+        group = fitting_group(fmt, hidden, inner) if self.group_size is None else self.group_size
+        group = check_group(_OP, fmt, group, hidden, inner)
         layout = Layout(fmt.name, 1, hidden, inner, group, check_scale_dtype(_OP, fmt, None), (0, inner))
         self.blocks = ExpertBlocks.of(layout, tuple(expert.biases))
 
