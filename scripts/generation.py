@@ -86,7 +86,7 @@ def precision(format: str, dense: str) -> str:
 def rates(table: Table) -> str:
     """Decode and prompt rates of every engine, a table for each model and machine."""
     text = ""
-    for (machine, _, shape, layers, (prompt, decode), level), precisions in groups().items():
+    for (machine, device, shape, layers, (prompt, decode), level), precisions in groups().items():
         labels = list(
             dict.fromkeys(label for case in precisions.values() for label, r in case.items() if "decode" in r)
         )
@@ -96,13 +96,13 @@ def rates(table: Table) -> str:
             for phase, tokens in (("decode", decode), ("prompt", prompt)):
                 cells = [rate(case.get(label), phase, ours) for label in labels]
                 shares = [share(case.get(label)) if phase == "decode" else "" for label in labels]
-                lines.append(
-                    [name if phase == "decode" else "", f"{phase}, {tokens}", *cells, ", ".join(filter(None, shares))]
-                )
+                read = [", ".join(filter(None, shares))] if device == "cpu" else []
+                lines.append([name if phase == "decode" else "", f"{phase}, {tokens}", *cells, *read])
         whole = max(row["all_layers"] for case in precisions.values() for row in case.values())
         of = f" of {whole}" if layers < whole else ""
         text += f"**{shape}**, {layers}{of} layers, on {machine}{f', level {level}' if level else ''}:\n\n"
-        text += table(["weights", "tokens", *labels, f"of the read rate: {', '.join(labels)}"], lines) + "\n"
+        read = [f"of the read rate: {', '.join(labels)}"] if device == "cpu" else []
+        text += table(["weights", "tokens", *labels, *read], lines) + "\n"
         text += "".join(f"{line}\n" for line in conditions(precisions)) + "\n"
     return text.removesuffix("\n") or NOTHING
 
@@ -112,8 +112,8 @@ def rate(row: dict | None, phase: str, ours: dict | None) -> str:
     if row is None or phase not in row:
         return "-"
     value = row[phase]
-    spread = 50 * (value["most"] - value["least"]) / value["median"]
-    text = f"{figure(value['median'])} ±{spread:.0f} %"
+    spread = f"±{50 * (value['most'] - value['least']) / value['median']:.0f} %" if value["rounds"] > 1 else "(1 round)"
+    text = f"{figure(value['median'])} {spread}"
     if ours is not None and row is not ours and phase in ours:
         text += f" ({value['median'] / ours[phase]['median']:.2g}x)"
     return text if row.get("verified") is not False else f"{text}, **logits are wrong**"
@@ -124,7 +124,9 @@ def figure(value: float) -> str:
 
 
 def share(row: dict | None) -> str:
-    return "" if row is None or "share_of_read" not in row else f"{100 * row['share_of_read']:.0f} %"
+    """Nothing where weights are on a GPU, whose memory has another rate."""
+    known = row is not None and "share_of_read" in row and row["device"] == "cpu"
+    return f"{100 * row['share_of_read']:.0f} %" if known else ""
 
 
 def memory(table: Table) -> str:
