@@ -97,7 +97,7 @@ def _owners() -> Iterator[tuple[str, object]]:
     """Modules and classes of torch, Python and the assay, by name."""
     for name in _OWNERS:
         parent, _, attribute = name.rpartition(".")
-        if name in sys.modules:
+        if sys.modules.get(name) is not None:  # None forbids an import
             yield name, sys.modules[name]
         elif hasattr(sys.modules.get(parent), attribute):
             yield name, getattr(sys.modules[parent], attribute)
