@@ -98,3 +98,16 @@ def test_one_smaller_case_stays_in_memory_and_the_chosen_one_runs_again(monkeypa
     )
     assert len(outputs) >= 6 and max(at_once) <= 2 and shrunk.steps == ("D: 8 -> 1",)
     assert small.case is shrunk.case and small.material.inputs["x"].shape == (4, 1) and "y" in small.bad
+
+
+def test_integers_that_number_no_groups_need_no_list_of_all_numbers_below_them():
+    @assay.case(T=[5])
+    def hashes(make, T):
+        return {"x": make.normal(T), "keys": make.integers(10**14, 10**15, T)}
+
+    of = assay.Target(lambda x, keys: x * (keys % 7) * 1.5, lambda x, keys: x * (keys % 7), cases=hashes, name="hash")
+    examine = smallest_case.examine
+    report, (whole,) = examine(
+        of, [hashes[0]], torch.float32, "cpu", 0, frozenset({"values"}), None, until_failing=True
+    )
+    assert collect.begin(whole, report).unused == {}

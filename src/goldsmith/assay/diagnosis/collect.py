@@ -78,9 +78,9 @@ def _unused(examination: Examination) -> dict[str, list[int]]:
         top = int(t.max())
         sizes = [n for n in examination.material.sizes.values() if isinstance(n, int) and top < n <= 2 * top + 2]
         known = set(t.flatten().tolist())
-        left = [i for i in range(min(sizes, default=top + 1)) if i not in known]
-        if left and len(left) < len(known) + 2:
-            unused[name] = left
+        groups = min(sizes, default=top + 1)
+        if len(known) < groups < 2 * len(known) + 2:  # otherwise they number no groups: identifiers, seeds, hashes
+            unused[name] = [i for i in range(groups) if i not in known]
     return unused
 
 
