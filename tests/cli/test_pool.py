@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from goldsmith.cli.workers.compile_locks import SharedCompiler
 from goldsmith.cli.workers.pool import Pool
-from goldsmith.cli.workers.shared_compiles import SharedCompiler
 
 
 def worker(group, *, busy=True):

@@ -259,7 +259,7 @@ def test_the_logits_of_a_step_with_adapters_are_pefts_in_float64(family, tmp_pat
 
 @pytest.mark.parametrize("dense_format", ["bf16", "int8", "int4", "int4_asym"])
 def test_a_packed_dense_part_computes_with_its_own_numbers(dense_format):
-    """The groups of int4_asym, 128, are too long for these sizes: the largest that divides them is taken."""
+    """128, the group size of int4_asym, does not divide these sizes, so the largest one that does is taken."""
     plain, ids = plain_model(tie_word_embeddings=False), models.tokens()
     with offload(copy.deepcopy(plain), dense_format=dense_format) as offloaded:
         packed = dict(offloaded.model.named_modules())

@@ -61,7 +61,7 @@ class Llama:
 
 
 def version_of(path: Path) -> str:
-    """The version of a build, for the conditions of a measurement."""
+    """The version of a build of llama.cpp, which is recorded with each measurement."""
     return Llama.find(path).version
 
 

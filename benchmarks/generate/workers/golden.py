@@ -91,7 +91,7 @@ def _rows(ids: list[int], sequences: int) -> Tensor:
 
 
 def _round_dense(model: Any, format: str, dtype: torch.dtype) -> None:
-    """Give the linear layers the numbers that they have after goldsmith has packed them, in `dtype`."""
+    """Round the weights of linear layers to a packed format, as goldsmith does, and keep them in `dtype`."""
     for module in model.modules():
         if type(module) is nn.Linear:
             fmt, weight = FORMATS[format], module.weight

@@ -34,7 +34,7 @@ def _widened(value: Any) -> Any:
 
 
 def _wide_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias in float64, with few rows of the weight in float64 at a time."""
+    """x weight^T + bias in float64; a few rows of the weight are widened at a time, to save memory."""
     y = torch.cat([torch.nn.functional.linear(x, rows.double()) for rows in weight.split(WIDENED)], -1)
     return y if bias is None else y + bias.double()
 

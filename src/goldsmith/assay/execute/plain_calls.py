@@ -174,7 +174,7 @@ def _called(call: Callable[[Mapping[str, object]], T], supply: Mapping[str, obje
 
 
 def _in_a_thread(call: Callable[[], T]) -> T:
-    """The result of a call in a new thread on the same device; what it raises is raised here."""
+    """The result of a call in a new thread on the same device; an exception there is raised again here."""
     done: list[T] = []
     raised: list[BaseException] = []
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None

@@ -17,5 +17,7 @@ def write_below(folder: Path, path: str, text: str) -> Path:
         file.write_text(text, encoding="utf-8", errors="surrogateescape")
     except UnicodeEncodeError as error:
         character = error.object[error.start]
-        raise Refusal("does_not_parse", f"a source holds {character!r}, which is half of a character") from None
+        raise Refusal(
+            "does_not_parse", f"the source has {character!r}, half of a surrogate pair, which is no character"
+        ) from None
     return file

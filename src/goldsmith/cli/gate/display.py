@@ -73,7 +73,7 @@ def line(verdict: Verdict) -> str:
 
 
 def _name(text: str) -> str:
-    """A name in one line: with a line of its own, a candidate's could look like a verdict."""
+    """A name without line breaks: on a line of its own, a part of it could look like a verdict."""
     return escape(visible(text).replace("\n", "\\n").replace("\t", "\\t"))
 
 

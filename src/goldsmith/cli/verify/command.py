@@ -250,7 +250,7 @@ def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
     """The costliest groups first, each from its large cases on: a long job begun last would run alone at the end.
 
     The other jobs come in an order of their group's own. Operators of one family have the same cases and share kernels;
-    workers that went through them in step would wait for each other's compiles (see ../workers/shared_compiles.py).
+    workers that went through them in step would wait for each other's compiles (see ../workers/compile_locks.py).
     """
     costs: dict[tuple[int, str], float] = {}
     for job in jobs:

@@ -22,7 +22,7 @@ from ..placement import device_of, place
 from ..targets import ResolvedName, find, op_target
 from ..user_targets import UnknownName, load_targets, missing_module
 from ..workers.candidates import add_replaced, in_its_own_process
-from ..workers.shared_compiles import share_compiles
+from ..workers.compile_locks import share_compiles
 from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ _FOR_ANY_SIZES: dict[int, tuple[triton.JITFunction, triton.JITFunction]] = {}
 
 
 def for_any_sizes(kernel: triton.JITFunction) -> triton.JITFunction:
-    """The kernel compiled without knowledge of its arguments, except their types and the constants."""
+    """A copy of the kernel that is compiled for the types of its arguments and its constants only, for no sizes."""
     known = _FOR_ANY_SIZES.get(id(kernel))
     if known is None:
         general = kernel

@@ -335,7 +335,7 @@ def _continue(
 
 
 def _inputs_of(inputs: Mapping[str, Tensor], rows: range) -> dict[str, Tensor]:
-    """The inputs of these rows, without padding that none of them needs."""
+    """The inputs of these rows, without the columns that are padding in all of them."""
     at = slice(rows.start, rows.stop)
     width = int(inputs["attention_mask"][at].sum(1).max())
     return {name: tensor[at, -width:] for name, tensor in inputs.items()}

@@ -114,9 +114,10 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
 
 
 def _many(process: CandidateProcess, materials: Sequence[Material], timing: CallTiming, device: torch.device) -> float:
-    """Microseconds of a call by the judge's clock, of many without a flush of the caches, which would hide small ones.
+    """Microseconds of one call by the judge's clock, which times many together.
 
-    Of processor time and wall time the smaller: one counts every thread, the other what else the machine does.
+    The caches are not flushed between them, because a flush takes longer than a small call. Of processor time and wall
+    time the smaller counts: one adds up all threads, the other has what else the machine does.
     """
     size = sum(t.numel() * t.element_size() for t in materials[0].inputs.values())
     calls = int(min(MANY, max(LEAST, MANY_US / max(timing.wall, 1.0)), max(LEAST, VERIFIED_BYTES // max(size, 1))))

@@ -23,7 +23,7 @@ def share_compiles() -> None:
 
 
 class SharedCompiler:
-    """Triton's `compile` under a lock of the kernel. It looks into its cache first, where others left theirs."""
+    """Triton's `compile`, with a lock for each kernel. A process that waited finds the kernel in Triton's cache."""
 
     def __init__(self, compile_kernel: Callable[..., Any], path: Path) -> None:
         self.compile_kernel, self.path = compile_kernel, path
