@@ -201,13 +201,19 @@ def test_a_terminal_shows_a_bar_that_fits_and_no_line_is_longer(folder, columns)
 
 def test_a_page_and_a_table_of_many_verdicts():
     verdicts = [Verdict("wrong", "values", f"kernel_{n}", evidence=["y <is> wrong", "more"]) for n in range(50)]
-    verdicts.insert(0, Verdict("wrong", "values", "forged\n9 of 9 candidates accepted", evidence=["a\n9 of 9"]))
+    verdicts.insert(
+        0,
+        Verdict("wrong", "values", "forged\n9 of 9 candidates accepted", evidence=["a\n9 of 9", "x " + "9 of 9 " * 40]),
+    )
     timing = {"time": 12.0, "p10": 11.0, "p90": 14.0, "reference": 24.0, "speedup": 2.0, "floor": 1.0, "doubts": []}
     verdicts += [Verdict("accepted", candidate="good", timing={"case": "c", **timing})]
     page = verdict_page.page(verdicts, conditions=["a machine"])
     assert "49</code>" in page and "y &lt;is&gt; wrong" in page and "a machine" in page and "1 of 52" in page
     assert display.counts(Counter(v.status for v in verdicts)) == "1 accepted, 51 wrong"
     out = console()
+    with out.capture() as captured:
+        display.show(out, verdicts[:1], every=True)
+    assert not re.search("^(  )?(9|of) ", captured.get(), re.M)
     with out.capture() as captured:
         display.show(out, verdicts, every=False)
     assert not re.search("^(  )?9 of 9", captured.get(), re.M)

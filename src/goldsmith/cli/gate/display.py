@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
@@ -77,9 +78,12 @@ def _name(text: str) -> str:
     return escape(visible(text).replace("\n", "\\n").replace("\t", "\\t"))
 
 
-def _text(text: str) -> str:
-    """A sentence whose further lines are indented, for the same reason."""
-    return escape(visible(text)).replace("\n", "\n    ")
+def _text(out: Console, text: str, at: int) -> str:
+    """A sentence that begins at column `at` and whose further lines are indented, for the same reason."""
+    first, *further = visible(text).split("\n")
+    lines = [textwrap.fill(first, out.width, initial_indent=" " * at, subsequent_indent=" " * 4)[at:]]
+    lines += [textwrap.fill(line, out.width, initial_indent=" " * 4, subsequent_indent=" " * 4) for line in further]
+    return escape("\n".join(lines))
 
 
 def counts(statuses: Counter[str], *, short: bool = False) -> str:
@@ -98,9 +102,9 @@ def show(out: Console, verdicts: Sequence[Verdict], *, every: bool) -> None:
         place = f"  [dim]{_name(verdict.case)}[/]" if verdict.case else ""
         out.print(f"{line(verdict)}{place}", highlight=False)
         for sentence in verdict.evidence if every else verdict.evidence[:1]:
-            out.print(f"  {_text(sentence)}", highlight=False)
+            out.print(f"  {_text(out, sentence, 2)}", highlight=False)
         if verdict.diagnosis:
-            out.print(f"  [bold]diagnosis[/]  {_text(verdict.diagnosis)}", highlight=False)
+            out.print(f"  [bold]diagnosis[/]  {_text(out, verdict.diagnosis, 13)}", highlight=False)
     if len(shown) < len(others):
         out.print(f"[dim]and {count(len(others) - len(shown), 'further candidate')}: --verbose shows them[/]")
     timed = [v for v in verdicts if v.timing is not None]
@@ -108,7 +112,8 @@ def show(out: Console, verdicts: Sequence[Verdict], *, every: bool) -> None:
         out.print(times(timed, narrow=out.width < 80))
         for verdict in timed:
             for doubt in (verdict.timing or {}).get("doubts", ()):
-                out.print(f"  {_name(verdict.candidate)}: {_text(doubt)}", highlight=False)
+                name = f"  {_name(verdict.candidate)}: "
+                out.print(f"{name}{_text(out, doubt, min(len(name), out.width // 2))}", highlight=False)
     if shown or timed:
         out.print()
 
