@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from ...assay.diagnosis.report import page as diagnosis_page
 from ...assay.diagnosis.report.bundle_read import JSON as BUNDLE_FILE
 from ...assay.diagnosis.report.text import render
 from ...assay.execute import hooks, interpreter
+from ...assay.gate.isolation.candidate_process import CandidateProcess
 from ...assay.report import text as report_text
 from ...assay.report.html import page
 from ...assay.support.printable import visible
@@ -43,22 +44,23 @@ def diagnose(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
     """Diagnose a target; the worker also writes the page and the bundle, because it has the tensors."""
     try:
         send({"importing": request["name"]})
-        subject = _Subject(request)
-        send({"over": 0})
-        bundle = None if request["bundle"] is None else _bundle(request["bundle"])
-        case = request["case"] if bundle is None else _case_of(bundle)
-        dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
-        seed = request["seed"] if bundle is None else bundle.meta["seed"]
-        _import_triton()
-        with _threads(bundle):
-            with _reporting_runs(send) as ended:
-                diagnosis = assay.diagnose(
-                    subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
-                    patch=request["patch"], propose=request["propose"], progress=lambda text: send({"searching": text}),
-                )  # fmt: skip
-            if ended:
-                deadlines.add_timeout(diagnosis, *ended[0])
-            lost = _write_bundle(diagnosis, request["out"]) + _write_patched(diagnosis, request["apply"])
+        with closing(_Subject(request)) as subject:
+            send({"over": 0})
+            bundle = None if request["bundle"] is None else _bundle(request["bundle"])
+            case = request["case"] if bundle is None else _case_of(bundle)
+            dtype = subject.dtype if bundle is None else getattr(torch, bundle.meta["dtype"], None)
+            seed = request["seed"] if bundle is None else bundle.meta["seed"]
+            _import_triton()
+            with _threads(bundle):
+                with _reporting_runs(send) as ended:
+                    diagnosis = assay.diagnose(
+                        subject.target, case, dtype=dtype, device=subject.device, seed=seed, budget_s=request["budget"],
+                        patch=request["patch"], propose=request["propose"],
+                        progress=lambda text: send({"searching": text}),
+                    )  # fmt: skip
+                if ended:
+                    deadlines.add_timeout(diagnosis, *ended[0])
+                lost = _write_bundle(diagnosis, request["out"]) + _write_patched(diagnosis, request["apply"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
     except ModuleNotFoundError as error:
@@ -114,16 +116,17 @@ def replay(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
         path = request["bundle"] or ""
         bundle = _bundle(path)
         send({"importing": request["name"]})
-        subject = _Subject(request if request["name"] else {**request, **_operator_of(bundle)})
-        send({"over": 0})
-        _import_triton()
-        with _reporting_runs(send) as ended:
-            try:
-                report = assay.replay(path, subject.target)
-            except TargetError as error:
-                raise UnknownName(f"{path} does not fit {subject.words}: {error}") from error
-            except hooks.TakesTooLong as error:
-                report = deadlines.timed_out_replay(error, bundle.meta["verdict"], *ended[0])
+        asked = request if request["name"] else {**request, **_operator_of(bundle)}
+        with closing(_Subject(asked)) as subject:
+            send({"over": 0})
+            _import_triton()
+            with _reporting_runs(send) as ended:
+                try:
+                    report = assay.replay(path, subject.target)
+                except TargetError as error:
+                    raise UnknownName(f"{path} does not fit {subject.words}: {error}") from error
+                except hooks.TakesTooLong as error:
+                    report = deadlines.timed_out_replay(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
     except ModuleNotFoundError as error:
@@ -183,6 +186,11 @@ class _Subject:
         self.dtype = dtype or self.target.dtypes[0]
         self.how = ", kernels in Triton's interpreter" if interpreted else ""
         self.words = f"{op.name} --backend {backend}"
+
+    def close(self) -> None:
+        """Ends the candidate's own process, if it has one."""
+        if isinstance(self.target.runner, CandidateProcess):
+            self.target.runner.close()
 
     @property
     def conditions(self) -> list[str]:
