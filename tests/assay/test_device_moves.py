@@ -12,6 +12,7 @@ from goldsmith.assay.declare.case import Case
 from goldsmith.assay.execute import device_moves
 from goldsmith.assay.execute.device_moves import MOST, moved, placed
 from goldsmith.assay.execute.records import Material
+from goldsmith.assay.support import device_flags
 
 gpu = pytest.mark.gpu
 META = torch.device("meta")
@@ -47,6 +48,28 @@ def test_moved_keeps_strides_shapes_and_identity():
     for before, after in ((dense, there.tensors[0]), (expanded, there.named["e"]), (sliced, there.named["s"])):
         assert (after.device, after.shape, after.stride()) == (META, before.shape, before.stride())
     assert there.named["n"] is None and there.named["empty"].shape == (0, 3)
+
+
+def test_tensors_are_copied_together_with_their_strides():
+    numbers = torch.arange(24.0)
+    given = [
+        numbers.to(torch.bfloat16)[3:7], numbers.view(4, 6).t(), numbers[:3].expand(5, 3), numbers[::2] > 6.0,
+        torch.tensor(5), numbers.to(torch.complex64), numbers.double(),
+    ]  # fmt: skip
+    copies = device_moves._together(dict(enumerate(given)), torch.device("cpu"))
+    for number, tensor in enumerate(given):
+        copy = copies[number]
+        assert torch.equal(copy, tensor) and (copy.dtype, copy.stride()) == (tensor.dtype, tensor.stride())
+        assert copy.data_ptr() != tensor.data_ptr()
+
+
+def test_flags_are_read_together():
+    flags, nan = device_flags.DeviceFlags(), torch.tensor([1.0, float("nan")])
+    flags.add("known", True)
+    flags.add("computed", (nan == nan).all())
+    flags.add("same", device_flags.same_numbers(nan, nan.clone()))
+    flags.add("other shape", device_flags.same_numbers(nan, nan[:1]))
+    assert flags.read() == {"known": True, "computed": False, "same": True, "other shape": False}
 
 
 def material(inputs, **scalars):

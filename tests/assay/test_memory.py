@@ -6,7 +6,8 @@ import torch
 from assay.kernels import autograd, plain_sum, probes_of, sum_gradients, target, texts
 from goldsmith import assay
 from goldsmith.assay.execute import memory
-from goldsmith.assay.execute.memory import Arena, Poison, band_read, overlap, poison_left, strides_for
+from goldsmith.assay.execute.memory import Arena, Poison, overlap, strides_for
+from goldsmith.assay.execute.memory_marks import band_read, poison_left
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*FLOATS, torch.int64, torch.int8, torch.bool, torch.complex64)

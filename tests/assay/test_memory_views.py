@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import pad
 
 from goldsmith import assay
-from goldsmith.assay.execute.memory import Arena, Poison, band_read, poison_left
+from goldsmith.assay.execute.memory import Arena, Poison
+from goldsmith.assay.execute.memory_marks import band_read, poison_left
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool,
           torch.complex64, torch.float8_e4m3fn, torch.uint16)  # fmt: skip

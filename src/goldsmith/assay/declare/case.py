@@ -90,7 +90,7 @@ class Make:
         raise AttributeError(f"make has no {name!r}; it has: {', '.join(n for n in vars(Make) if n[0] != '_')}")
 
     def _float(self, drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
-        return drawn.to(self.dtype if dtype is None else dtype).to(self.device)
+        return drawn.to(self.dtype if dtype is None else dtype).to(self.device, non_blocking=self.device.type == "cuda")
 
 
 def _shape(shape: tuple) -> tuple[int, ...]:

@@ -18,13 +18,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ..support.device_flags import Flag
 from ..support.dispatch_mode import DispatchMode
-from .memory_marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
+from .memory_marks import DIRT_FILL, NAN_FILL, band_mark, fill_body, wide, zero_mark
 
-__all__ = [
-    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Overrun", "Poison", "aliases", "band_read",
-    "distinct", "overlap", "poison_left", "strides_for",
-]  # fmt: skip
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
 # Used instead of NaN, because comparisons swallow NaN. Signs alternate; sums and products do not overflow.
@@ -74,13 +71,14 @@ class Buffer:
             return False
         return 0 <= at - self.raw.data_ptr() < len(self.raw)
 
-    def untouched(self) -> Tensor:
-        """A bool on the buffer's device, False if `overrun` has to look: it needs no wait for a GPU."""
+    def untouched(self) -> Flag:
+        """False if `overrun` has to look. It needs no wait for a GPU; on a CPU `overrun` is as fast."""
+        if not self.raw.is_cuda:
+            return False
         if self.before is not None:
             return (self.raw == self.before).all()
-        return (
-            torch.cat([self.raw[: self.start], self.raw[self.start + self.size :]]).view(self.unit).eq(self.mark).all()
-        )
+        bands = (self.raw[: self.start], self.raw[self.start + self.size :])
+        return torch.cat(bands).view(self.unit).eq(self.mark).all()
 
     def overrun(self) -> Overrun | None:
         """The write outside the body, or None."""
@@ -103,14 +101,21 @@ class Buffer:
         count = int(changed.sum()) * self.tensor.element_size()
         return Overrun(self.label, "gap", count, 0, self.size) if count else None
 
+    def kept(self) -> Flag:
+        """Whether the bytes of all elements are those of `before`. It needs no wait for a GPU."""
+        if self.before is None or (not self.raw.is_cuda and torch.equal(self.raw, self.before)):
+            return True
+        fine = ~self._changes(self.before).any()
+        return fine if fine.is_cuda else bool(fine)
+
     def changed(self) -> Tensor | None:
         """Mask of the elements whose bytes changed, or None."""
-        if self.before is None or torch.equal(self.raw, self.before):
-            return None
+        return None if self.before is None or self.kept() else self._changes(self.before)
+
+    def _changes(self, before: Tensor) -> Tensor:
         body = slice(self.start, self.start + self.size)
-        different = (self.raw[body] != self.before[body]).view(-1, self.tensor.element_size()).any(-1)
-        mask = different.as_strided(self.tensor.shape, self.tensor.stride())
-        return mask if bool(mask.any()) else None
+        different = (self.raw[body] != before[body]).view(-1, self.tensor.element_size()).any(-1)
+        return different.as_strided(self.tensor.shape, self.tensor.stride())
 
 
 class Arena:
@@ -191,10 +196,7 @@ class Arena:
         return sum(int((now != old).sum()) for now, old in pairs)
 
     def overruns(self) -> list[Overrun]:
-        on_gpus = [b for b in self.buffers if b.raw.is_cuda]
-        fine = torch.stack([b.untouched() for b in on_gpus]).tolist() if on_gpus else ()  # one wait instead of two each
-        whole = {id(b) for b, untouched in zip(on_gpus, fine, strict=True) if untouched}
-        return [h for h in (b.overrun() for b in self.buffers if id(b) not in whole) if h is not None]
+        return [o for b in self.buffers if (o := b.overrun()) is not None]
 
     def owner(self, tensor: Tensor) -> Buffer | None:
         """The buffer of this arena that holds a tensor, or None."""

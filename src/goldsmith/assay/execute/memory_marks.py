@@ -22,6 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..support.device_flags import Flag
+
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 HEAD, NAN16 = 0xFFFB, 0xFFC0
 POISON = 0xFFFD - 0x10000  # fills bodies, as int16
@@ -81,27 +83,32 @@ def fill_body(body: Tensor, dtype: torch.dtype, fill: str) -> None:
         body.fill_(0x42 if floating else 0x01)
 
 
+def no_nan(tensor: Tensor) -> Flag:
+    """Whether a tensor cannot hold a mark, because it has no NaN or marks of its dtype are none. No wait for a GPU."""
+    if not wide(tensor.dtype) or tensor.is_complex():
+        return True
+    none = ~torch.isnan(tensor).any()
+    return none if tensor.is_cuda else bool(none)
+
+
 def poison_left(tensor: Tensor) -> Tensor | None:
     """Mask of the elements that still hold the poison of uninitialised memory, or None."""
-    units = _units(tensor)
-    return None if units is None else _some((units == POISON).all(-1))
+    return None if bool(no_nan(tensor)) else _some((_units(tensor) == POISON).all(-1))
 
 
 def band_read(tensor: Tensor) -> Tensor | None:
     """Mask of the elements that hold bytes of any guard band, or None; in 16 bits also truncated float32 marks."""
-    units = _units(tensor)
-    if units is None:
+    if bool(no_nan(tensor)):
         return None
+    units = _units(tensor)
     head = units == HEAD - 0x10000
     if units.shape[-1] == 1:
         return _some((head | _is_own(units))[..., 0])
     return _some(head[..., 1:].all(-1) & _is_own(units[..., 0]))
 
 
-def _units(tensor: Tensor) -> Tensor | None:
-    """The 16-bit units of each element, lowest first; None if the tensor has no NaN."""
-    if not wide(tensor.dtype) or tensor.is_complex() or not bool(torch.isnan(tensor).any()):
-        return None
+def _units(tensor: Tensor) -> Tensor:
+    """The 16-bit units of each element, lowest first."""
     return tensor.contiguous().unsqueeze(-1).view(torch.int16)
 
 

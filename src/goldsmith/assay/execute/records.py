@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..declare.target import Target
 from .interpreter import Interpreted
-from .memory import NAN_FILL, Overrun
+from .memory import Overrun
+from .memory_marks import NAN_FILL
 
 SAME_MEMORY, SAME_ID = "same memory", "same id"
 
@@ -228,4 +229,5 @@ class Material:
     def cotangent(self, name: str, like: Tensor) -> Tensor:
         """N(0, 1) in the output's dtype, equal in every run and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
-        return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
+        drawn = torch.randn(like.shape, generator=generator).to(like.dtype)
+        return drawn.to(like.device, non_blocking=like.is_cuda)

@@ -18,15 +18,23 @@ from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
 from ..support import memory_errors
+from ..support.device_flags import DeviceFlags, same_numbers
 from ..support.output_gradients import gradients_of
 from . import kept_memory, plain_calls
 from .device_moves import moved
 from .interpreted_kernels import interpreted_kernels
 from .interpreter import watching
-from .memory import Arena, Poison, aliases, band_read, overlap, poison_left
+from .memory import Arena, Poison, aliases, overlap
+from .memory_marks import band_read, no_nan, poison_left
 from .records import CandidateRun, Material, RunSettings
 from .torch_state import reseeded, restored_settings, threads_set
 from .tracer import Tracer
+
+# kinds of flags: all are True after a run without effects on memory
+FORWARD, BACKWARD, STAGE, BANDS, INPUT, NO_NAN = (
+    "input after the forward", "output after the backward", "stage", "bands", "input", "no NaN"
+)  # fmt: skip
+_Flags = DeviceFlags[tuple[str, str]]
 
 
 def execute(material: Material, settings: RunSettings | None = None) -> CandidateRun:
@@ -51,6 +59,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
         run.placed = False
         return run
     tracer = Tracer(substitute=settings.substitute, debug=settings.debug)
+    flags, returned = _Flags(), dict[str, Tensor]()
     _seed(material)
     with (
         threads_set(settings.threads),
@@ -60,7 +69,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
         watching() as run.interpreted,
     ):
         try:
-            _forward_and_backward(material, settings, arena, tracer, run)
+            returned.update(_forward_and_backward(material, settings, arena, tracer, run, flags))
             _synchronise(material.device)
         except (Exception, SystemExit) as error:
             if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
@@ -70,8 +79,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
         run.changed_settings.append(note)
     run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)
-    run.reused = dict(_reused(tracer))
-    _record_memory(run, arena, target, tracer.places)
+    _record_memory(run, arena, target, tracer, flags, returned)
     if settings.keep:
         kept_memory.keep(settings.keep, run)
     return run
@@ -92,8 +100,9 @@ def _seed(material: Material) -> None:
 
 
 def _forward_and_backward(
-    material: Material, settings: RunSettings, arena: Arena, tracer: Tracer, run: CandidateRun
-) -> None:
+    material: Material, settings: RunSettings, arena: Arena, tracer: Tracer, run: CandidateRun, flags: _Flags
+) -> Mapping[str, Tensor]:
+    """Returns copies of the outputs as the forward left them."""
     target = material.target
     wanted = target.wanted_grads(material.inputs) if target.backward is not None and settings.backward else ()
     kept = {n: b.tensor for n, b in arena.inputs.items()}  # inputs that an earlier run left in this arena
@@ -115,7 +124,8 @@ def _forward_and_backward(
     run.live_outputs = {_label(n, target): t.detach() for n, t in named.items()}
     run.outputs = {n: t.clone() for n, t in run.live_outputs.items()}
     run.late_bytes = arena.written_within(settings.watch_seconds) if settings.watch_seconds else 0
-    run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
+    for name, buffer in arena.inputs.items():
+        flags.add((FORWARD, name), buffer.kept())
     run.phase = "backward"
     returned = run.outputs
     if settings.between is not None:
@@ -128,7 +138,7 @@ def _forward_and_backward(
         visible = {n: t for n, t in visible.items() if t.requires_grad and settings.only_output in (None, n)}
         run.own_function = any(isinstance(t.grad_fn, BackwardCFunction) for t in visible.values())
     if not visible or not wanted:
-        return
+        return returned
     for name, output in visible.items():
         sent = settings.cotangents.get(name)
         run.cotangents[name] = sent = material.cotangent(name, output) if sent is None else sent
@@ -142,9 +152,8 @@ def _forward_and_backward(
         if settings.backward_twice and not target.mutates:
             run.second_grads = call(CandidateRun())
     for name, tensor in run.live_outputs.items():
-        different = _bytes_differ(tensor, returned[name])
-        if different is not None:
-            run.overwritten[name] = different
+        flags.add((BACKWARD, name), same_numbers(tensor, returned[name]))
+    return returned
 
 
 def _between(material: Material, fill: str) -> CandidateRun:
@@ -220,11 +229,11 @@ def _dense(grad: Tensor | None) -> Tensor | None:
 # memory
 
 
-def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
+def _reused(tracer: Tracer, kept: Mapping[tuple[str, str], bool]) -> Iterator[tuple[str, str]]:
     """(stage, first later stage in its memory) for stages whose numbers changed after they were recorded."""
     names = list(tracer.places)
     for i, name in enumerate(names):
-        if _bytes_differ(tracer.places[name], tracer.records[name]) is None:
+        if kept[STAGE, name]:
             continue
         later = (n for n in names[i + 1 :] if overlap(tracer.places[name], tracer.places[n]))
         by = next(later, None)
@@ -237,15 +246,14 @@ def _same_view(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
-def _record_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
-    for results in (run.live_outputs, run.grads, run.second_grads or {}, stages):
-        arena.name({n: t for n, t in results.items() if t is not None})
-    run.overruns = arena.overruns()
-    for name, buffer in arena.inputs.items():
-        mask = None if name in target.mutates else buffer.changed()
-        if mask is not None:
-            run.changed[name] = mask
-    placed = {n: b.tensor for n, b in arena.inputs.items() if n not in target.mutates}
+def _record_memory(
+    run: CandidateRun, arena: Arena, target: Target, tracer: Tracer, flags: _Flags, returned: Mapping[str, Tensor]
+) -> None:
+    stages = tracer.places
+    for named in (run.live_outputs, run.grads, run.second_grads or {}, stages):
+        arena.name({n: t for n, t in named.items() if t is not None})
+    buffers = {n: b for n, b in arena.inputs.items() if n not in target.mutates}
+    placed = {n: b.tensor for n, b in buffers.items()}
     run.aliases = aliases(run.live_outputs, placed)
     if run.error is None:
         grads = {n: g for n, g in run.grads.items() if g is not None}
@@ -256,9 +264,27 @@ def _record_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapp
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
     if run.second_grads is not None:
         run.second_grads = {n: None if g is None else g.detach().clone() for n, g in run.second_grads.items()}
-    for name, _, tensor in run.results():
+    results = {name: tensor for name, _, tensor in run.results() if tensor is not None}
+    for name, place in stages.items():
+        flags.add((STAGE, name), same_numbers(place, tracer.records[name]))
+    for number, buffer in enumerate(arena.buffers):
+        flags.add((BANDS, str(number)), buffer.untouched())
+    for name, buffer in buffers.items():
+        flags.add((INPUT, name), buffer.kept())
+    for name, tensor in results.items():
+        flags.add((NO_NAN, name), no_nan(tensor))
+    answers = flags.read()
+    problems = {kind: [name for (k, name), holds in answers.items() if k == kind and not holds] for kind, _ in answers}
+    run.reused = dict(_reused(tracer, answers))
+    run.by_forward = set(problems.get(FORWARD, ()))
+    overruns = (arena.buffers[int(number)].overrun() for number in problems.get(BANDS, ()))
+    run.overruns = [overrun for overrun in overruns if overrun is not None]
+    masks_of_inputs = ((n, buffers[n].changed()) for n in problems.get(INPUT, ()))
+    run.changed = {n: mask for n, mask in masks_of_inputs if mask is not None}
+    run.overwritten = {n: _differences(run.live_outputs[n], returned[n]) for n in problems.get(BACKWARD, ())}
+    for name in problems.get(NO_NAN, ()):
         for masks, look in ((run.unwritten, poison_left), (run.from_bands, band_read)):
-            mask = None if tensor is None else look(tensor)
+            mask = look(results[name])
             if mask is not None:
                 masks[name] = mask
 
@@ -268,13 +294,10 @@ def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t for n, t in placed.items() if not n.startswith("grad_")}
 
 
-def _bytes_differ(tensor: Tensor, copy: Tensor) -> Tensor | None:
+def _differences(tensor: Tensor, copy: Tensor) -> Tensor:
     if tensor.shape != copy.shape:
         return torch.ones(copy.shape, dtype=torch.bool)
-    if tensor.numel() == 0 or torch.equal(tensor, copy):
-        return None
-    mask = ~((tensor == copy) | ((tensor != tensor) & (copy != copy)))
-    return mask if bool(mask.any()) else None
+    return ~((tensor == copy) | ((tensor != tensor) & (copy != copy)))
 
 
 def _synchronise(device: torch.device) -> None:

@@ -23,7 +23,7 @@ from ..declare.domain import OutsideDomain
 from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
 from ..execute import device_moves, hooks, interpreter, raised
-from ..execute.memory import NAN_FILL, ZERO_FILL
+from ..execute.memory_marks import NAN_FILL, ZERO_FILL
 from ..execute.records import CandidateRun, Material, RunSettings
 from ..execute.run import execute
 from ..golden.golden_cache import GoldenCache, shared_or

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..execute.memory import DIRT_FILL
+from ..execute.memory_marks import DIRT_FILL
 from ..execute.records import CandidateRun, Material, RunSettings
 from ..judge.agreement import Difference, difference
 from ..judge.examination import Examination

@@ -136,8 +136,7 @@ class VerifyTasks:
                 raise
             return {"memory": memory_errors.out_of_memory_text(error)}
         finally:
-            if device.startswith("cuda"):
-                torch.cuda.empty_cache()  # other workers share the GPU
+            memory_errors.release(device)  # other workers share the GPU
         add_replaced(report, target)
         shortage = report.environment.get(NO_MEMORY)
         if shortage and report.verdict == UNJUDGED:

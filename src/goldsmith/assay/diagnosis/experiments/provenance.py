@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...execute.memory import ZERO_FILL
+from ...execute.memory_marks import ZERO_FILL
 from ...execute.records import CandidateRun, RunSettings
 from ...judge.examination import Examination
 from ...nonfinite.events import Event

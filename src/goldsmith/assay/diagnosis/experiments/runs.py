@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...declare.domain import OutsideDomain
-from ...execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
+from ...execute.memory import LAYOUTS
+from ...execute.memory_marks import DIRT_FILL, ZERO_FILL
 from ...execute.records import CandidateRun, Material, RunSettings
 from ...golden.golden_error import GoldenError
 from ...golden.golden_results import GoldenResults
