@@ -25,6 +25,7 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
@@ -35,6 +36,8 @@ from triton.errors import TritonError
 from goldsmith import Op
 from goldsmith.assay.declare.case import Make
 from goldsmith.cli.targets import op_dtypes
+from goldsmith.core import autograd, signatures
+from goldsmith.core import op as op_module
 from goldsmith.core._kernels import launch
 from goldsmith.mhc.expand._triton import _expand_fwd_kernel
 
@@ -80,7 +83,8 @@ class Found(dict[Hashable, NotLoaded]):
     def get(self, key: Hashable, default: None = None) -> None:  # type: ignore[override]
         return default
 
-    def __setitem__(self, key: Hashable, kernel: NotLoaded) -> None:
+    def __setitem__(self, key: Hashable, known: tuple[Any, tuple[object, ...]]) -> None:
+        kernel = known[0].__self__  # of its method run
         if self.setdefault(key, kernel) is not kernel:
             self.confused.add(kernel.name)
 
@@ -183,7 +187,8 @@ def calls(op: Op, which: str) -> Iterator[tuple[str, bool, dict[str, Any]]]:
         yield f"{case.name} {case.dtype}", False, case.build(case.dtype, "cpu", make=Untouched)
 
 
-def call(op: Op, values: dict[str, Any]) -> None:
+def call(op: Op, values: dict[str, Any], made: list[torch.Tensor] | None = None) -> None:
+    """Forward and backward; `made` receives the inputs, the results and all gradients."""
     tensors = [values.get(name) for name in op.inputs]
     tensors = [
         t.detach().requires_grad_() if t is not None and name in op.grads and t.is_floating_point() else t
@@ -194,7 +199,11 @@ def call(op: Op, values: dict[str, Any]) -> None:
         results = op(*tensors, backend="triton", **options)
         results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
         if results:
-            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+            grads = [torch.ones_like(r) for r in results]
+            torch.autograd.backward(results, grads)
+            if made is not None:
+                given = [t for t in tensors if t is not None]
+                made += [*given, *results, *grads, *(t.grad for t in given if t.grad is not None)]
 
 
 def kernels() -> set[str]:
@@ -220,11 +229,41 @@ def repeated_launch_differs() -> bool:
     passed = []
     for _ in "12":
         launch.run(_expand_fwd_kernel, (2, 1), torch.empty(2, 3), torch.empty(2, 4, 3), 3, 3, 4, 16, num_warps=4)
-        (kernel,) = launch._compiled.values()
-        passed.append(kernel.args)
+        ((start, _),) = launch._compiled.values()
+        passed.append(start.__self__.args)
     (*begin, _, _, _, x, y), (*same, _, _, _, x_2, y_2) = (arguments[:11] for arguments in passed)
     pointers = all(map(isinstance, (x, y, x_2, y_2), (torch.Tensor, torch.Tensor, int, int)))
     return not pointers or begin != same or passed[0][11:] != passed[1][11:]
+
+
+def wrongly_repeated() -> list[str]:
+    """Operators whose repeated calls launch something else than computed calls of other tensors."""
+    empty, kept, passed = torch.empty, list[torch.Tensor](), list[tuple[object, ...]]()
+
+    def keeping(*args: Any, **options: Any) -> torch.Tensor:
+        kept.append(empty(*args, **options))  # so that no address is used twice
+        return kept[-1]
+
+    def launches(op: Op) -> list[list[object]]:
+        """The launches of forward and backward, with names in place of addresses."""
+        kept.clear()
+        passed.clear()
+        call(op, op.cases[1].build(torch.bfloat16, "cpu", make=Untouched), made := list[torch.Tensor]())
+        names = {t.data_ptr(): str(i) for i, t in enumerate(made)}
+        name = lambda a: names.setdefault(a, f"new {len(names)}") if isinstance(a, int) and a > 2**24 else a  # noqa: E731
+        return [[name(a) for a in args] for args in passed]
+
+    start = lambda compiled: (lambda *args: passed.append((compiled.name, *args)), ())  # noqa: E731
+    wrong = list[str]()
+    anew = mock.patch.dict(signatures._repetitions, clear=True)
+    with anew, mock.patch.multiple(launch, _starting=start, _compiled={}), mock.patch("torch.empty", keeping):
+        for op in Op.all().values():
+            if "triton" in op.backends and getattr(op.backend("triton"), "LAUNCHES_ONLY", False):
+                repeated = [launches(op) for _ in "123"][2]
+                alone = lambda what, tensors, compute: compute()  # noqa: E731
+                with mock.patch.object(op_module, "repeated", alone), mock.patch.object(autograd, "repeated", alone):
+                    wrong += [op.name] * (launches(op) != repeated or not repeated)
+    return wrong
 
 
 def main(level: str, which: str, *only: str) -> int:
@@ -239,6 +278,7 @@ def main(level: str, which: str, *only: str) -> int:
                 call(op, values)
     launches_alike()
     confused = sorted(launch._compiled.confused) + ["a repeated launch"] * repeated_launch_differs()
+    confused += [f"a repeated {name}" for name in wrongly_repeated()]
     print(json.dumps({"not_launched": sorted(kernels() - compiler.known), "confused": confused}))
     return int(compiler.failed)
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
+from .signatures import PLAIN, repeated
+
 _UNCHANGED = nullcontext()
 Given = TypeVar("Given", Tensor, Tensor | None)
 
@@ -87,7 +88,7 @@ def register(op: Declaration) -> Any:
 
 def plain(tensors: Sequence[Tensor | None]) -> bool:
     """Whether all are torch's own tensors. Subclasses, such as fake tensors, need the dispatcher."""
-    return _PLAIN.issuperset(map(type, tensors))
+    return PLAIN.issuperset(map(type, tensors))
 
 
 def watched() -> bool:
@@ -307,12 +308,21 @@ def _gradients(
     """The needed gradients of op.grads, from the gradients of the visible results and the residuals."""
     module = op.backend(backend)
     module = module if hasattr(module, "backward") else op.reference
-    grads, tensors = as_stored(grads), as_stored(tensors)
-    named = dict(zip(op.residuals, tensors, strict=True))
     wanted = [name for name, need in zip(op.grads, needs, strict=True) if need]
-    with undisturbed(tuple(tensors)):
-        gradients = module.backward(dict(zip(op.outputs, grads, strict=True)), named, dict(options), frozenset(wanted))
-    return dict(zip(wanted, fresh([gradients[name] for name in wanted], (*grads, *tensors)), strict=True))
+
+    def compute() -> tuple[Tensor, ...]:
+        cotangents, stored = as_stored(grads), as_stored(tensors)
+        named = dict(zip(op.residuals, stored, strict=True))
+        with undisturbed(tuple(stored)):
+            gradients = module.backward(
+                dict(zip(op.outputs, cotangents, strict=True)), named, dict(options), frozenset(wanted)
+            )
+        return fresh([gradients[name] for name in wanted], (*cotangents, *stored))
+
+    if not getattr(module, "LAUNCHES_ONLY", False):
+        return dict(zip(wanted, compute(), strict=True))
+    what = (module, "backward", tuple(wanted), tuple(options.items()), tuple(map(type, options.values())))
+    return dict(zip(wanted, repeated(what, (*grads, *tensors), compute), strict=True))
 
 
 def _backward_fake(op: Declaration) -> Any:

@@ -7,6 +7,7 @@ tables in the documentation) walks `Op.all()`. Autograd, fake tensors and `torch
     forward(<inputs>, *, <options>) -> every result of the schema, in its order
     backward(grads, tensors, options, needs) -> {input: gradient}
     unsupported(tensors, options) -> a sentence, or None        (optional: why it cannot run this call)
+    LAUNCHES_ONLY = True      (optional: it only allocates memory and calls `run`; both are repeated, see signatures.py)
 
 The names of the axes give every operator its shape checks, its results without numbers (for `torch.compile`) and its
 placements on DTensors. Beside the `Op` and the public function, `<op>/op.py` may define what names cannot say:
@@ -34,7 +35,7 @@ from torch import Tensor
 from . import autograd, native, sharding
 from .axes import Axes, check_axes, fake, parse_axes
 from .device import BackendUnavailable, UnsupportedCall, grouped_unavailable, triton_unavailable
-from .signatures import keep, signature
+from .signatures import keep, repeated, signature
 
 FAMILIES = ("mhc", "router", "experts")  # packages whose import registers operators
 
@@ -188,10 +189,18 @@ class Op:
 
     def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
         """Every result, directly from a backend: no autograd, and no dispatcher, which costs 125 us per call."""
-        tensors = autograd.as_stored(tensors)
-        with autograd.undisturbed(tensors):
-            results = self.backend(backend).forward(*tensors, **options)
-        return autograd.fresh(results, tensors)
+        module = self.backend(backend)
+
+        def compute() -> tuple[Tensor, ...]:
+            stored = autograd.as_stored(tensors)
+            with autograd.undisturbed(stored):
+                results = module.forward(*stored, **options)
+            return autograd.fresh(results, stored)
+
+        if not getattr(module, "LAUNCHES_ONLY", False):
+            return compute()
+        what = (module, tuple(options.items()), tuple(map(type, options.values())))
+        return repeated(what, tensors, compute)
 
     def check(self, *tensors: Tensor | None, **options: object) -> None:
         if not options.keys() >= self._needed or len(tensors) != len(self.inputs):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias
 
 import torch
 import triton
 
 from ..device import triton_interpreted
-from ..signatures import keep
+from ..signatures import RecordedLaunch, keep, recording
 
 # Option of a launch whose kernel sums products over lanes, sum(a * b), and reads the sum on all of them. Otherwise the
 # compiler contracts the product into the first addition of the shuffled sum: each lane adds the rounded product of the
@@ -20,8 +20,9 @@ ONE_SUM_FOR_ALL_LANES = {"enable_fp_fusion": False}
 # Triton's launch of a compiled kernel takes the arguments below, and its compiled kernels depend on what `run` looks at
 HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.") and not triton_interpreted()
 
-_compiled: dict[Hashable, Any] = {}
-_pointers: dict[Any, int] = {}
+Start: TypeAlias = tuple[Callable[..., object], tuple[object, ...]]  # a launching function, its fixed arguments
+_compiled: dict[Hashable, Start] = {}
+_pointers: dict[Hashable, int] = {}
 _ONES = (1, 1, 1)
 
 
@@ -53,7 +54,10 @@ def run(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, rows: int
     any_sizes = rows % 16 != 0
     if any_sizes:
         kernel = for_any_sizes(kernel)
+    record = recording()
     if not HAS_KNOWN_LAUNCHER or _hooked():
+        if record is not None:
+            record.repeatable = False
         kernel[grid](*args, **meta)
         return
     count = _pointers.get(kernel.fn)
@@ -61,25 +65,53 @@ def run(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, rows: int
         count = _pointers[kernel.fn] = sum(name.endswith("_ptr") for name in kernel.arg_names)
     pointers, values = args[:count], args[count:]
     addresses = [p.data_ptr() for p in pointers]
-    driver = triton.runtime.driver.active
-    device = driver.get_current_device()
     types = tuple(map(type, values))
+    settings = _settings()
     key = (
-        kernel.fn, any_sizes, device, tuple([p.dtype for p in pointers]), tuple([a % 16 for a in addresses]), values,
-        types, tuple(meta.items()), triton.knobs.runtime.debug, triton.knobs.compilation.instrumentation_mode,
+        kernel.fn, any_sizes, settings, tuple([p.dtype for p in pointers]), tuple([a % 16 for a in addresses]),
+        values, types, tuple(meta.items()),
     )  # fmt: skip
-    compiled = _compiled.get(key)
-    if compiled is None:
+    known = _compiled.get(key)
+    if known is None:
         compiled = kernel[grid](*args, **meta)
         # Triton looks at more on other devices, and no tensor may be kept
         complete = len(args) == len(kernel.arg_names) and not any(isinstance(v, torch.Tensor) for v in values)
-        if complete and driver.get_current_target().backend == "cuda":
-            keep(_compiled, key, compiled)
+        if complete and triton.runtime.driver.active.get_current_target().backend == "cuda":
+            known = keep(_compiled, key, _starting(compiled))
     else:
-        compiled.run(
-            *grid, *_ONES[len(grid) :], driver.get_current_stream(device), compiled.function, compiled.packed_metadata,
-            None, None, None, *addresses, *values,
-        )  # fmt: skip
+        start, fixed = known
+        start(*grid, *_ONES[len(grid) :], _stream(), *fixed, *addresses, *values)
+    if record is not None:
+        record.repeatable &= known is not None
+        if known is not None:
+            record.launches.append(
+                RecordedLaunch(
+                    known[0], (*grid, *_ONES[len(grid) :]), known[1], pointers, values, settings, _settings, _stream
+                )
+            )
+
+
+def _starting(compiled: Any) -> Start:
+    """A function that launches a compiled kernel, and its arguments between the stream and the kernel's own."""
+    launcher, nothing = compiled.run, (None, None, None)
+    sizes = getattr(launcher, "global_scratch_size", None), getattr(launcher, "profile_scratch_size", None)
+    if sizes != (0, 0):
+        return launcher, (compiled.function, compiled.packed_metadata, *nothing)
+    # without scratch memory the launcher does nothing but to call this function
+    fixed = launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, compiled.packed_metadata, *nothing
+    return launcher.launch, (compiled.function, *fixed)
+
+
+def _settings() -> tuple[object, ...]:
+    """What a launch depends on apart from its arguments."""
+    knobs = triton.knobs
+    device = triton.runtime.driver.active.get_current_device()
+    return device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, _hooked()
+
+
+def _stream() -> int:
+    driver = triton.runtime.driver.active
+    return driver.get_current_stream(driver.get_current_device())
 
 
 def _hooked() -> bool:

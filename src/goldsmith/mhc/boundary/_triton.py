@@ -15,6 +15,8 @@ from .._kernels.few_tokens import are_few, mixed_chunks
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
+LAUNCHES_ONLY = True
+
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     return pipeline.unsupported(tensors, options) or unsupported_dtype(tensors["f"])

@@ -15,6 +15,8 @@ from ...core.tracing import stage
 from .._kernels.collapse import collapse, collapse_dots
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 
+LAUNCHES_ONLY = True
+
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     return unsupported_dtype(tensors["x"])

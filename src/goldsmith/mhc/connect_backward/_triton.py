@@ -10,6 +10,7 @@ from torch import Tensor
 from .._formulas import as_results
 from .._kernels import pipeline
 
+LAUNCHES_ONLY = True
 unsupported = pipeline.unsupported
 
 

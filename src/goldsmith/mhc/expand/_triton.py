@@ -12,6 +12,8 @@ from ...core.tracing import stage
 from .._kernels.float32_products import int64_stride
 from .._kernels.launch import rows, streams, unsupported_n
 
+LAUNCHES_ONLY = True
+
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     return unsupported_n(options["n"])

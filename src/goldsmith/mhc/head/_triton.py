@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .._kernels import pipeline
 
+LAUNCHES_ONLY = True
 unsupported = pipeline.unsupported
 
 

@@ -17,6 +17,8 @@ from .._kernels.float32_products import int64_stride
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import partial_dot
 
+LAUNCHES_ONLY = True
+
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     return unsupported_dtype(tensors["x"], tensors["f"])

@@ -8,6 +8,8 @@ from ...core.tracing import stage
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
+LAUNCHES_ONLY = True
+
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     return unsupported_dtype(tensors["x"], tensors["f"])

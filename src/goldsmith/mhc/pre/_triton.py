@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._kernels import pipeline
 
+LAUNCHES_ONLY = True
 unsupported = pipeline.unsupported
 
 
