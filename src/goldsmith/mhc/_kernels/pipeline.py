@@ -1,7 +1,7 @@
 """The sequence of kernels behind `coefficients`, `pre`, `head`, `connect_backward` and `boundary`.
 
 forward    projection -> coefficients -> collapse; for few tokens chunks -> all that needs their sum (few_tokens.py)
-backward   dots -> coefficients' backward -> dx with partial sums of dphi -> ordered sums
+backward   dots -> coefficients' backward -> dx, partial sums of dphi -> ordered sums
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .collapse import collapse, collapse_dots
 from .few_tokens import are_few, mixed_chunks
 from .few_tokens import finish as finish_tokens
 from .launch import dense, rows, shaped, streams, unsupported_dtype, unsupported_n
-from .ordered_sums import finish
+from .ordered_sums import finish, partial_psi
 from .projection import project
-from .stream_gradient import stream_and_phi_gradients
+from .stream_gradient import stream_gradient
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -135,19 +135,20 @@ def backward(
     phi, gamma = tensors["phi"].contiguous(), tensors.get("gamma")
     dh_pre = mark_stage("dh_pre", tensors["x"], collapse_dots(x, u)) if u is not None else h_pre
     partials = coefficient_gradients(tensors, options, dh_pre, h_post, h_res)
-    dx, psi = stream_and_phi_gradients(
+    dx = stream_gradient(
         x, partials["dm"], partials["kappa"], phi, None if gamma is None else gamma.reshape(-1).contiguous(),
         u=u, h_pre=partials["h_pre"], grad=None if grad is None else streams(grad),
         h_res=None if mixing is None else dense(mixing, T, n, n), orientation=orientation,
     )  # fmt: skip
-    return {"x": stage(output, shaped(dx, tensors["x"].shape)), **parameter_gradients(tensors, psi, partials)}
+    return {"x": stage(output, shaped(dx, tensors["x"].shape)), **parameter_gradients(tensors, x, partials)}
 
 
-def parameter_gradients(tensors: dict, psi: Tensor, partials: dict[str, Tensor]) -> dict[str, Tensor]:
-    """dphi and dgamma from the partial sums of Psi = dm^T X, dalpha and dbias from theirs."""
+def parameter_gradients(tensors: dict, x: Tensor, partials: dict[str, Tensor]) -> dict[str, Tensor]:
+    """dphi and dgamma from Psi = dm^T X, dalpha and dbias from their partial sums; x is [T, n, D]."""
     phi, alpha, bias = (tensors[name].contiguous() for name in ("phi", "alpha", "bias"))
     gamma = tensors.get("gamma")
+    psi = partial_psi(x, partials["dm"], phi.shape[0])
     gradients = finish(
-        psi, partials["sums"], phi, None if gamma is None else gamma.contiguous(), alpha, bias, tensors["x"].shape[-2]
+        psi, partials["sums"], phi, None if gamma is None else gamma.contiguous(), alpha, bias, x.shape[1]
     )
     return {name.removeprefix("d"): stage(name, grad) for name, grad in gradients.items()}

@@ -1,6 +1,6 @@
 """mhc.lagged_boundary on a GPU: one pass over the streams forward; the backward is mhc.boundary's with another h_pre.
 
-Elements moved per token at n = 4: forward 10D; backward 5D (dots) + 13D (x_next and dphi) + 14D (post).
+Elements moved per token at n = 4: forward 10D; backward 5D (dots) + 13D (x_next) + 4D (dphi) + 14D (post).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .._kernels.collapse import collapse_dots
 from .._kernels.lagged import lagged_forward
 from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward
-from .._kernels.stream_gradient import stream_and_phi_gradients
+from .._kernels.stream_gradient import stream_gradient
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -44,7 +44,7 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     dots = h_pre.new_zeros(h_pre.shape) if u is None else collapse_dots(flat, u)
     of_next = (grads[f"{name}_next"] for name in ("h_pre", "h_post", "h_res"))
     partials = pipeline.coefficient_gradients(after, options, *of_next)
-    dx_next, psi = stream_and_phi_gradients(
+    dx_next = stream_gradient(
         flat, partials["dm"], partials["kappa"], tensors["phi"].contiguous(),
         None if gamma is None else gamma.reshape(-1).contiguous(),
         u=u, h_pre=h_pre, grad=None if grads["x_next"] is None else streams(grads["x_next"]),
@@ -57,4 +57,4 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     names = {"f": "df", "h_post": "dh_post", "h_res": "dh_res", "x": "dx_post", "h_pre": "dh_pre_before"}
     above["h_pre"] = dots
     above = {name: stage(names[name], shaped(grad, tensors[name].shape)) for name, grad in above.items()}
-    return above | pipeline.parameter_gradients(after, psi, partials)
+    return above | pipeline.parameter_gradients(after, flat, partials)
