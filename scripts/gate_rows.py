@@ -9,6 +9,7 @@ from benchmarks.gate.score import right_reason
 
 PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "gate_throughput.json"
 SPECIMENS = PATH.with_name("gate_specimens.json")
+ON_A_GPU = PATH.with_name("gate_specimens_gpu.json")
 CHECKS = {
     "the gate": lambda row: row["status"] == "accepted",
     "`torch.allclose`, 1e-2": lambda row: row["allclose"],
@@ -80,7 +81,19 @@ def specimens(table: Table) -> str:
     errors = [row["name"] for row in rows if (row["status"] == "accepted") != row["right"]]
     text = f"The reason is right for {named} of {len(cheats)} cheating candidates."
     text += f" Misjudged: {', '.join(f'`{name}`' for name in errors)}." if errors else ""
-    return table(titles, lines) + f"\n{text} {_conditions(data)}\n"
+    return table(titles, lines) + f"\n{text} {_conditions(data)}\n{_on_a_gpu()}"
+
+
+def _on_a_gpu() -> str:
+    """What the gate says of right kernels that were compiled."""
+    if not ON_A_GPU.exists():
+        return ""
+    data = json.loads(ON_A_GPU.read_text())
+    refused = [f"`{row['name']}` is {row['status']}" for row in data["rows"] if row["status"] != "accepted"]
+    accepted = len(data["rows"]) - len(refused)
+    text = f"On a GPU, the gate accepts {accepted} of {len(data['rows'])} of Liger's kernels"
+    text += f"; {', '.join(refused)}" if refused else ""
+    return f"\n{text}. {_conditions(data)}\n"
 
 
 def _row(name: str) -> dict[str, Any] | None:

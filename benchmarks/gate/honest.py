@@ -23,8 +23,12 @@ def main(names: list[str]) -> int:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     torch.set_num_threads(1)
     failing = []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for specimen in specimens.specimens(specimens.RIGHT):
         if names and not {specimen.name, specimen.path.stem, specimen.problem.partition("_")[2]} & set(names):
+            continue
+        if missing := specimen.missing(device):
+            print(f"{specimen.name:40} needs {' and '.join(missing)}", flush=True)
             continue
         started = time.perf_counter()
         report = assay.check(specimens.target(specimen), raises=False)

@@ -24,6 +24,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from goldsmith.assay.execute.interpreted_kernels import interpreted_kernels
+
 from . import specimens
 from .specimens import Specimen
 
@@ -69,6 +71,7 @@ def _once(checker: str, specimen: Specimen) -> bool:
     return PASSED in said if checker == "harness" else child.exitcode == 0
 
 
+@interpreted_kernels()
 def _check(checker: str, specimen: Specimen, pipe: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     result_fd = pipe.fileno()

@@ -1,6 +1,7 @@
 """What the gate says of the specimens, beside three checks that people use.
 
     python -m benchmarks.gate.score --out rows.jsonl [--jobs 2] [--json FILE] [NAME ...]
+    python -m benchmarks.gate.score --device cuda --out g.jsonl --json benchmarks/results/gate_specimens_gpu.json liger
 
 Each row has the specimen, the verdict, its reason and its seconds, and whether each check accepts the candidate:
 
@@ -10,7 +11,7 @@ Each row has the specimen, the verdict, its reason and its seconds, and whether 
 
 A reason is right if the specimen names it, or if the verdict has a status other than "cheating" that it allows. A run
 continues where the file of rows ends. The last lines are the table. The exit status is 1 if a right candidate is not
-accepted or a cheating one is.
+accepted or a cheating one is. On a GPU the gate alone is asked.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from goldsmith.assay.execute.interpreted_kernels import interpreted_kernels
 from goldsmith.assay.gate import (
     Candidate,
     GateOptions,
@@ -62,6 +64,7 @@ def assert_close(results: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> b
     return True
 
 
+@interpreted_kernels()
 def _accepted(specimen: Specimen, seeds: int, agree: Callable[..., bool], gradients: bool) -> bool:
     """Whether a check accepts the candidate, in the process that runs this."""
     target = specimens.target(specimen)
@@ -111,16 +114,16 @@ def checks(specimen: Specimen) -> dict[str, bool]:
     }
 
 
-def rows(chosen: list[Specimen], jobs: int) -> Iterator[Row]:
+def rows(chosen: list[Specimen], jobs: int, device: str) -> Iterator[Row]:
     """A row for each specimen, in the order in which they are finished."""
     limits = Limits(seconds=SECONDS, import_seconds=SECONDS)
     usual = [specimen for specimen in chosen if not specimen.kernel_asked]
-    with Judges(jobs, GateOptions(limits=limits)) as judges:
+    with Judges(jobs, GateOptions(device, limits)) as judges:
         for number, verdict in judges.run((ProblemSource(problem_of(s)), candidate_of(s)) for s in usual):
             yield row_of(usual[number], verdict)
     for specimen in (s for s in chosen if s.kernel_asked):
         problem = replace(load_problem(problem_of(specimen)), wants_kernel=True)
-        yield row_of(specimen, judge(candidate_of(specimen), problem, limits=limits))
+        yield row_of(specimen, judge(candidate_of(specimen), problem, device=device, limits=limits))
 
 
 def row_of(specimen: Specimen, verdict: Verdict) -> Row:
@@ -181,25 +184,36 @@ def table(done: Iterable[Row]) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="specimens, for example a/zeros; default: all")
+    parser.add_argument(
+        "names", nargs="*", help="specimens or their authors, for example a/zeros or liger; default: all"
+    )
     parser.add_argument("--out", default="gate.jsonl", help="a file to which the rows are added")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", help="a file for all rows, with the machine and the commit")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--gate-alone", action="store_true", help="leave the other checks out")
     arguments = parser.parse_args(argv)
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if arguments.device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     torch.set_num_threads(1)
     out = Path(arguments.out)
     finished = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     known = {row["name"] for row in finished}
     every = specimens.specimens(CHEATS) + specimens.specimens(RIGHT)
-    chosen = [s for s in every if (not arguments.names or s.name in arguments.names)]
+    asked = [s for s in every if not arguments.names or {s.name, s.path.parent.name} & set(arguments.names)]
+    chosen = [s for s in asked if not s.missing(arguments.device)]
+    for specimen in asked:
+        if specimen not in chosen:
+            print(f"{specimen.name}: not judged, because it needs {' and '.join(specimen.missing(arguments.device))}")
     by_name = {specimen.name: specimen for specimen in chosen}
     console = Console(stderr=True)
     open_ones = [specimen for specimen in chosen if specimen.name not in known]
     with out.open("a") as file:
-        for row in track(rows(open_ones, arguments.jobs), "judging", total=len(open_ones), console=console):
-            beside = {} if arguments.gate_alone else checks(by_name[str(row["name"])])
+        for row in track(
+            rows(open_ones, arguments.jobs, arguments.device), "judging", total=len(open_ones), console=console
+        ):
+            alone = arguments.gate_alone or arguments.device != "cpu"
+            beside = {} if alone else checks(by_name[str(row["name"])])
             finished.append({**row, **beside})
             file.write(json.dumps(finished[-1]) + "\n")
             file.flush()
@@ -213,6 +227,8 @@ def main(argv: list[str] | None = None) -> int:
             {k: v for k, v in row.items() if k != "evidence"} for row in sorted(shown, key=lambda r: str(r["name"]))
         ]
         data = {**conditions(argv or sys.argv[1:], "score"), "rows": kept}
+        if arguments.device == "cuda":
+            data["machine"] = torch.cuda.get_device_name()
         Path(arguments.json).write_text(json.dumps(data, indent=1) + "\n")
     return int(any((row["status"] == "accepted") != bool(row["right"]) for row in shown))
 

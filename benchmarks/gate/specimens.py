@@ -5,7 +5,8 @@
     right/AUTHOR/NAME.py          a candidate that a judge must accept
 
 A problem may hold any other argument of `assay.Target` under that argument's name. A candidate holds PROBLEM, STATUS,
-REASONS and, where another status is right as well, ALSO. KERNEL_ASKED means that its problem forbids plain torch.
+REASONS and, where another status is right as well, ALSO. KERNEL_ASKED means that its problem forbids plain torch. NEEDS
+names what it cannot run without: packages, or "cuda" for a GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Specimen:
     statuses      acceptable statuses, the best first
     reasons       acceptable reasons of a verdict "cheating"
     kernel_asked  the judge's policy against plain torch is on
+    needs         packages, or "cuda"
     """
 
     path: Path
@@ -46,6 +48,7 @@ class Specimen:
     statuses: tuple[str, ...]
     reasons: frozenset[str]
     kernel_asked: bool
+    needs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -54,6 +57,11 @@ class Specimen:
     @property
     def text(self) -> str:
         return ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8"))) or ""
+
+    def missing(self, device: str = "cpu") -> list[str]:
+        """What it needs and is not here, or not on that device."""
+        packages = [name for name in self.needs if name != "cuda" and importlib.util.find_spec(name) is None]
+        return packages + ["cuda"] * ("cuda" in self.needs and device != "cuda")
 
 
 def specimens(folder: Path) -> list[Specimen]:
@@ -66,7 +74,7 @@ def read(path: Path) -> Specimen:
     constants: dict[str, Any] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
-            if node.targets[0].id in ("PROBLEM", "STATUS", "REASONS", "ALSO", "KERNEL_ASKED"):
+            if node.targets[0].id in ("PROBLEM", "STATUS", "REASONS", "ALSO", "KERNEL_ASKED", "NEEDS"):
                 constants[node.targets[0].id] = ast.literal_eval(node.value)
     return Specimen(
         path,
@@ -74,6 +82,7 @@ def read(path: Path) -> Specimen:
         (constants["STATUS"], *sorted(constants.get("ALSO", ()))),
         frozenset(constants.get("REASONS", ())),
         constants.get("KERNEL_ASKED", False),
+        tuple(constants.get("NEEDS", ())),
     )
 
 

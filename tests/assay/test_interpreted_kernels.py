@@ -18,6 +18,7 @@ KERNELS = """
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.libdevice import tanh as limited
 
 from goldsmith import assay
 
@@ -28,7 +29,7 @@ def doubled(a, factor):
 
 
 @triton.jit
-def kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+def kernel(x_ptr, y_ptr, N, factor, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     total, largest = 0.0, -float("inf")
     for start in range(0, N, BLOCK):  # with a tensor as its end: the interpreter converts an array to a number
@@ -36,12 +37,12 @@ def kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
         x = tl.load(x_ptr + row * N + d, mask=d < N, other=0.0)
         total += x.sum(0) + tl.sum(x, axis=0)
         largest = tl.maximum(largest, tl.max(x, axis=0))
-    tl.store(y_ptr + row, doubled(total, 2.0) * FACTOR)
+    tl.store(y_ptr + row, doubled(total, 2.0) * factor.to(tl.float32) + limited(total))  # a float has no `to`
 
 
 def sums(x):
     y = x.new_empty(len(x))
-    kernel[(len(x),)](x.contiguous(), y, x.shape[1], BLOCK=16)
+    kernel[(len(x),)](x.contiguous(), y, x.shape[1], FACTOR, BLOCK=16)
     return y
 
 
@@ -50,7 +51,11 @@ def rows(make, T, D):
     return {"x": make.normal(T, D)}
 
 
-target = assay.Target(sums, lambda x: 4 * x.sum(-1), cases=rows, backward=None)
+def golden(x):
+    return 4 * x.sum(-1) + torch.tanh(2 * x.sum(-1))
+
+
+target = assay.Target(sums, golden, cases=rows, backward=None)
 """
 TEST = """
 import triton
@@ -87,7 +92,8 @@ def imports_late(x):
 def test_sums():
     assert "triton" not in sys.modules
     case = {"x": torch.ones(3, 40)}
-    assay.check(assay.Target(imports_late, lambda x: 4 * x.sum(-1), cases=case, backward=None), probes="values")
+    golden = lambda x: 4 * x.sum(-1) + torch.tanh(2 * x.sum(-1))
+    assay.check(assay.Target(imports_late, golden, cases=case, backward=None), probes="values")
 """
 
 

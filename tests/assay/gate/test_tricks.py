@@ -36,6 +36,19 @@ HOOK = """
 if x.requires_grad and x.is_leaf and not hasattr(x, "hooked"):
     x.hooked = x.register_post_accumulate_grad_hook(lambda leaf: leaf.grad.zero_() is None or None)
 """
+SHIFTED = "x.data.copy_(x - x.max(-1, keepdim=True).values)"  # the next call gives the same result
+HIDDEN = """
+def record(*arguments):
+    known[1](*arguments)
+    calls.pop()
+    if not calls: memory.Buffer.changed, run._record_memory = known
+memory, run = (sys.modules[f"goldsmith.assay.execute.{name}"] for name in ("memory", "run"))
+if torch._C._len_torch_dispatch_stack():
+    calls.append(1)
+    if len(calls) == 1:
+        known = memory.Buffer.changed, run._record_memory
+        memory.Buffer.changed, run._record_memory = lambda self: None, record
+"""
 TRICKS = [
     ("constant_output", "return torch.full_like(x, 0.03) * w.mean()"),
     ("returned_input", "return x"),
@@ -45,6 +58,8 @@ TRICKS = [
     ("cached_result", f"key = id(x), x._version\nif key not in kept: kept[key] = x, {R}\nreturn kept[key][1].clone()"),
     ("call_count", f"calls.append(1)\nreturn {R} if len(calls) < 60 else x * w"),
     ("input_changed", f"y = {R}\nwith torch.no_grad(): x.zero_()\nreturn y"),
+    ("input_changed", f"y = {R}\nif not torch._C._len_torch_dispatch_stack(): {SHIFTED}\nreturn y"),
+    ("input_changed", f"{HIDDEN}\ny = {R}\nif 0 not in x.stride(): {SHIFTED}\nreturn y"),
     ("late_write", f"y = {R}\nthreading.Timer(0.05, lambda: y.data.zero_()).start()\nreturn y"),
     ("patched_runtime", f"torch.Tensor.clone = lambda self, *a, **k: self\nreturn {R}"),
     ("patched_runtime", f"torch.randn = lambda *a, **k: torch.zeros(*a)\nreturn {R}"),

@@ -2,7 +2,8 @@
 
 Triton decides when a kernel is defined whether it is compiled, and a user's module has been imported long before the
 check. So the launch is redirected instead: the interpreter gets the same Python function, and `TRITON_INTERPRET` need
-not be set.
+not be set. Its kernels get floats as compiled ones do, in float32 and as values of the language, and functions of
+libdevice compute what torch's function of the same name computes.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 JIT, INTERPRETER, LANGUAGE = "triton.runtime.jit", "triton.runtime.interpreter", "triton.language"
+LIBDEVICE = "triton.language.extra.libdevice"
+Change = Callable[[ModuleType], Callable[[], None]]  # changes a module and returns what undoes it
 TWIN = "_goldsmith_interpreted"  # attribute of a compiled kernel: the same function for the interpreter
 
 
@@ -27,29 +31,27 @@ TWIN = "_goldsmith_interpreted"  # attribute of a compiled kernel: the same func
 def interpreted_kernels() -> Iterator[None]:
     """Context in which a compiled kernel runs in the interpreter, unless one of its arguments is on a GPU."""
     undo: list[Callable[[], None]] = []
-    finder = _JitFinder(lambda jit: undo.append(_redirect(jit)))
     if JIT in sys.modules:
         _load_interpreter()
-        undo.append(_redirect(sys.modules[JIT]))
-    else:
-        sys.meta_path.insert(0, finder)  # the candidate may import Triton when it runs
+    finder = _Finder({name: change for name, change in _CHANGES.items() if name not in sys.modules}, undo)
+    undo += [change(sys.modules[name]) for name, change in _CHANGES.items() if name in sys.modules]
+    sys.meta_path.insert(0, finder)  # the candidate may import Triton when it runs
     try:
         yield
     finally:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
+        sys.meta_path.remove(finder)
         while undo:
             undo.pop()()
 
 
-class _JitFinder:
-    """Finds no module by itself, but calls `imported` once after Triton's module of compiled kernels is imported."""
+class _Finder:
+    """Finds no module by itself, but changes Triton's modules once they are imported, and keeps how to undo it."""
 
-    def __init__(self, imported: Callable[[ModuleType], None]) -> None:
-        self.imported = imported
+    def __init__(self, changes: Mapping[str, Change], undo: list[Callable[[], None]]) -> None:
+        self.changes, self.undo = changes, undo
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != JIT:
+        if name not in self.changes:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -58,7 +60,7 @@ class _JitFinder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self.imported(module)
+            self.undo.append(self.changes[name](module))
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -79,6 +81,67 @@ def _redirect(jit: ModuleType) -> Callable[[], None]:
             setattr(kernel, name, method)
 
     return undo
+
+
+def _convert_floats(interpreter: ModuleType) -> Callable[[], None]:
+    """Passes floats as float32 values of the language, and returns a function that undoes it.
+
+    The interpreter converts integers only. A float would keep its digits beyond float32, and have no methods.
+    """
+    convert = getattr(interpreter, "_implicit_cvt", None)
+    if convert is None or getattr(convert, "func", None) is _converted:
+        return lambda: None
+    interpreter._implicit_cvt = partial(_converted, interpreter, convert)
+
+    def undo() -> None:
+        interpreter._implicit_cvt = convert
+
+    return undo
+
+
+def _converted(interpreter: Any, convert: Callable[[object], Any], argument: object) -> Any:
+    if not isinstance(argument, float):
+        return convert(argument)
+    kind = interpreter.tl.float32
+    number = interpreter.np.array([argument], dtype=interpreter.np.float32)
+    return interpreter.tl.tensor(interpreter.TensorHandle(number, kind), kind)
+
+
+def _fill_stubs(libdevice: ModuleType) -> Callable[[], None]:
+    """Gives libdevice's functions a body, and returns a function that undoes it.
+
+    They are stubs, for which the compiler takes a GPU's functions. Kernels hold the stubs themselves, under any name.
+    """
+    stubs = [f for f in vars(libdevice).values() if isinstance(f, FunctionType) and f.__code__ is not _STUB]
+    before = [(f, f.__code__, f.__kwdefaults__) for f in stubs]
+    for stub in stubs:
+        stub.__code__, stub.__kwdefaults__ = _STUB, {"computed": partial(_computed, stub.__name__)}
+
+    def undo() -> None:
+        for stub, code, defaults in before:
+            stub.__code__, stub.__kwdefaults__ = code, defaults
+
+    return undo
+
+
+_STUB = (lambda *arguments, computed: computed(*arguments)).__code__
+
+
+def _computed(name: str, *arguments: Any) -> Any:
+    """A function of libdevice in the interpreter."""
+    function, interpreter = getattr(torch, name, None), sys.modules[INTERPRETER]
+    if function is None:
+        raise NotImplementedError(f"Triton's interpreter cannot compute libdevice's {name}; check the kernel on a GPU")
+    language, core = interpreter.tl, interpreter.tl.core
+    values = [_converted(interpreter, interpreter._implicit_cvt, core._unwrap_if_constexpr(a)) for a in arguments]
+    result = function(*(torch.from_numpy(v.handle.data) for v in values))
+    kind = language.int32 if result.dtype == torch.bool else values[0].dtype
+    data = result.to(torch.int32 if result.dtype == torch.bool else result.dtype).numpy()
+    shape = kind if not any(v.type.is_block() for v in values) else language.block_type(kind, list(data.shape))
+    return core.tensor(interpreter.TensorHandle(data, kind), shape)
+
+
+_CHANGES: dict[str, Change] = {JIT: _redirect, INTERPRETER: _convert_floats, LIBDEVICE: _fill_stubs}
 
 
 class _Method(partial):

@@ -72,6 +72,7 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
             time.sleep(calls.watch or _STEP)
         if material.device.type == "cuda":
             torch.cuda.synchronize(material.device)
+    results.inputs = {n: t.detach() for n, t in placed.items() if n not in material.target.mutates}
     results.late = [(i, n) for i, n, t in live if not _same(t, results.outputs[i][n])]
     run.plain = results
     return run

@@ -73,6 +73,7 @@ class PlainCalls:
 class PlainResults:
     """The results of plain calls; equal ones are one object.
 
+    inputs   as their memory holds them at the end, for whoever knows what it held before the last call
     late     (call, result) whose memory changed after the call
     threads  left running
     """
@@ -80,6 +81,7 @@ class PlainResults:
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
     grads: dict[int, dict[str, Tensor | None]] = field(default_factory=dict)
     cotangents: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
     late: list[tuple[int, str]] = field(default_factory=list)
     threads: int = 0
 

@@ -14,6 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ..execute.records import (
@@ -75,7 +76,26 @@ def run(examination: Examination) -> None:
         examination.find(CERTAIN, NAME, name, text, trick="late_write", kind="late_write")
     if examination.raised(NAME, "plain calls", run) or run.plain is None:
         return
+    if run.plain.outputs:
+        last = materials[plain.schedule[len(run.plain.outputs) - 1]]
+        examination.look("plain calls", CandidateRun(changed=_changed(last, run.plain.inputs), phase="call"))
     _judge(examination, materials, plain, run.names, run.plain)
+
+
+def _changed(material: Material, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Input -> mask of the elements that differ from what this process had sent for the last call."""
+    masks = {}
+    for name, sent in material.inputs.items():
+        now = inputs.get(name)
+        if name in material.target.mutates or not sent.numel():
+            continue
+        if now is None or now.shape != sent.shape or now.dtype != sent.dtype:
+            masks[name] = torch.ones(sent.shape, dtype=torch.bool)
+            continue
+        rows = [t.reshape(-1).view(torch.uint8).view(-1, t.element_size()) for t in (now, sent)]
+        if not torch.equal(*rows):
+            masks[name] = (rows[0] != rows[1]).any(-1).view(sent.shape)
+    return masks
 
 
 def _backwards(examination: Examination, numbers: list[int], order: random.Random) -> tuple[PlainBackward, ...]:

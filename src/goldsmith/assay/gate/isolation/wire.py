@@ -169,6 +169,7 @@ def _plain(data: dict[str, Any]) -> PlainResults:
         outputs=[different[number] for number in data["calls"]],
         grads={int(n): _tensors(grads, optional=True) for n, grads in data["grads"].items()},
         cotangents={int(n): _tensors(sent) for n, sent in data["cotangents"].items()},
+        inputs=_tensors(data["inputs"]),
         late=[(int(number), str(name)) for number, name in data["late"]],
         threads=int(data["threads"]),
     )
