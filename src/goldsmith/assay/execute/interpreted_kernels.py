@@ -83,7 +83,7 @@ def _redirect(jit: ModuleType) -> Callable[[], None]:
     return undo
 
 
-def _convert_floats(interpreter: ModuleType) -> Callable[[], None]:
+def _convert_floats(interpreter: Any) -> Callable[[], None]:
     """Passes floats as float32 values of the language, and returns a function that undoes it.
 
     The interpreter converts integers only. A float would keep its digits beyond float32, and have no methods.
