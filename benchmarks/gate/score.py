@@ -117,8 +117,9 @@ def checks(specimen: Specimen) -> dict[str, bool]:
 
 def rows(chosen: list[Specimen], jobs: int, device: str) -> Iterator[Row]:
     """A row for each specimen, in the order in which they are finished."""
-    seconds = SECONDS if device == "cpu" else WITH_TUNING
-    limits = Limits(seconds=seconds, import_seconds=seconds)
+    limits = Limits(seconds=SECONDS, import_seconds=SECONDS)
+    if device == "cuda":
+        limits = Limits(seconds=WITH_TUNING, import_seconds=WITH_TUNING, total_seconds=5 * WITH_TUNING)
     usual = [specimen for specimen in chosen if not specimen.kernel_asked]
     with Judges(jobs, GateOptions(device, limits)) as judges:
         for number, verdict in judges.run((ProblemSource(problem_of(s)), candidate_of(s)) for s in usual):

@@ -99,7 +99,7 @@ def _convert_floats(interpreter: Any) -> Callable[[], None]:
     return undo
 
 
-def _converted(interpreter: Any, convert: Callable[[object], Any], argument: object) -> Any:
+def _converted(interpreter: Any, convert: Callable[[object], object], argument: object) -> Any:
     if not isinstance(argument, float):
         return convert(argument)
     kind = interpreter.tl.float32
@@ -127,7 +127,7 @@ def _fill_stubs(libdevice: ModuleType) -> Callable[[], None]:
 _STUB = (lambda *arguments, computed: computed(*arguments)).__code__
 
 
-def _computed(name: str, *arguments: Any) -> Any:
+def _computed(name: str, *arguments: object) -> object:
     """A function of libdevice in the interpreter."""
     function, interpreter = getattr(torch, name, None), sys.modules[INTERPRETER]
     if function is None:
