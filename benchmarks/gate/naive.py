@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -55,7 +56,7 @@ def _once(checker: str, specimen: Specimen) -> bool:
         context.set_forkserver_preload(["torch", __spec__.name])
         with Connection(write_end, readable=False) as pipe:
             child = context.Process(target=_check, args=(checker, specimen, pipe, folder), daemon=False)
-            child.start()
+            _started(child)
         child.join(SECONDS)
         if child.is_alive():
             child.kill()
@@ -69,6 +70,17 @@ def _once(checker: str, specimen: Specimen) -> bool:
     for left in SHARED.glob(OWN_FILES):
         left.unlink(missing_ok=True)
     return PASSED in said if checker == "harness" else child.exitcode == 0
+
+
+def _started(child: BaseProcess) -> None:
+    """Starts a child. Some candidates end the process that forks it, and another one is there once that has ended."""
+    for left in reversed(range(TRIES)):
+        try:
+            return child.start()
+        except (ConnectionError, EOFError):
+            if not left:
+                raise
+            time.sleep(0.2)
 
 
 @interpreted_kernels()
