@@ -82,7 +82,7 @@ def _bwd_kernel(x_ptr, bias_ptr, expert_ptr, weight_ptr, g_ptr, dx_ptr, dbias_pt
 class ClampedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, expert, weight, limit):
-        x, bias, weight = x.contiguous(), bias.contiguous(), weight.contiguous()
+        x, bias, expert, weight = (t.contiguous() for t in (x, bias, expert, weight))
         T, F = x.shape[0], x.shape[1] // 2
         y = x.new_empty(T, F)
         _fwd_kernel[(T, triton.cdiv(F, BLOCK))](x, bias, expert, weight, y, F, limit, ALPHA, BLOCK)

@@ -16,7 +16,7 @@ from goldsmith import assay
 C, BLOCK_V, NORM = 16, 16, 8.0
 
 
-@assay.case(B=[1], T=[35], H=[2], K=[10], V=[12])
+@assay.case(B=[1], T=[19], H=[2], K=[5], V=[6])
 def ragged(make, B, T, H, K, V):
     return {
         "q": make.normal(B, T, H, K), "k": make.normal(B, T, H, K), "v": make.normal(B, T, H, V),
@@ -24,7 +24,7 @@ def ragged(make, B, T, H, K, V):
     }  # fmt: skip
 
 
-@assay.case(B=[2], T=[16], H=[1], K=[8], V=[20])
+@assay.case(B=[2], T=[16], H=[1], K=[4], V=[18])
 def whole(make, B, T, H, K, V):
     return {**ragged[0].draw(make, B, T, H, K, V), "v": make.normal(B, H, T, V).transpose(1, 2)}
 
@@ -92,7 +92,7 @@ def _out_kernel(q_ptr, k_ptr, v_ptr, g_ptr, states_ptr, o_ptr, T, H, K, V, N, sc
     o = tl.dot(q * tl.exp(g), s, input_precision="ieee")
     k = tl.load(k_ptr + row * K + d[None, :], mask=mk, other=0.0)
     v = tl.load(v_ptr + row * V + e[None, :], mask=mv, other=0.0)
-    seen = step[:, None] >= step[None, :]
+    seen = (step[:, None] >= step[None, :]) & (t[:, None] < T)
     decay = tl.where(seen[:, :, None], tl.exp(g[:, None, :] - g[None, :, :]), 0.0)
     att = tl.sum(q[:, None, :] * k[None, :, :] * decay, 2)
     o += tl.dot(att, v, input_precision="ieee")
@@ -142,7 +142,7 @@ def _grads_kernel(q_ptr, k_ptr, v_ptr, gate_ptr, g_ptr, states_ptr, do_ptr, dsta
     datt = tl.zeros([C, C], tl.float32)
     dq = tl.zeros([C, BLOCK_K], tl.float32)
     dk = tl.zeros([C, BLOCK_K], tl.float32)
-    dg_end = tl.zeros([BLOCK_K], tl.float32)
+    carried = tl.zeros([BLOCK_K], tl.float32)
     for first in range(0, V, BLOCK_V):
         e = first + tl.arange(0, BLOCK_V)
         mv = (t[:, None] < T) & (e[None, :] < V)
@@ -154,16 +154,20 @@ def _grads_kernel(q_ptr, k_ptr, v_ptr, gate_ptr, g_ptr, states_ptr, do_ptr, dsta
         datt += tl.dot(do, tl.trans(v), input_precision="ieee")
         dq += tl.dot(do, tl.trans(s), input_precision="ieee")
         dk += tl.dot(v, tl.trans(ds), input_precision="ieee")
-        dg_end += tl.sum(s * ds, 1)
+        carried += tl.sum(s * ds, 1)
     dq *= tl.exp(g) * scale
     dk *= to_end
-    dg_end = dg_end * tl.exp(g_end) + tl.sum(k * dk, 0)
-    seen = step[:, None] >= step[None, :]
+    carried *= tl.exp(g_end)
+    seen = (step[:, None] >= step[None, :]) & (t[:, None] < T)
     decay = tl.where(seen[:, :, None], tl.exp(g[:, None, :] - g[None, :, :]), 0.0) * scale
-    att = tl.sum(q[:, None, :] * k[None, :, :] * decay, 2)
+    pairs = q[:, None, :] * k[None, :, :] * decay
+    att = tl.sum(pairs, 2)
+    # a decay is in every pair and state that it lies between: queries from its token on, keys before it
+    later = tl.cumsum(datt[:, :, None] * pairs, 0, reverse=True) + (k * dk)[None, :, :]
+    between = tl.where((step[:, None] > step[None, :])[:, :, None], later, 0.0)
+    dlog_a = tl.sum(between, 1) + tl.cumsum(q * dq, 0, reverse=True) + carried[None, :]
     dq += tl.sum(datt[:, :, None] * k[None, :, :] * decay, 1)
     dk += tl.sum(datt[:, :, None] * q[:, None, :] * decay, 0)
-    dlog_a = tl.cumsum(q * dq - k * dk, 0, reverse=True) + dg_end[None, :]
     x = tl.load(gate_ptr + row * K + d[None, :], mask=mk, other=0.0)
     tl.store(dq_ptr + row * K + d[None, :], dq, mask=mk)
     tl.store(dk_ptr + row * K + d[None, :], dk, mask=mk)

@@ -16,7 +16,7 @@ from goldsmith import assay
 BLOCK = 16
 
 
-@assay.case(B=[1], HQ=[4], HK=[2], T=[41], D=[12])
+@assay.case(B=[1], HQ=[4], HK=[2], T=[37], D=[6])
 def grouped(make, B, HQ, HK, T, D):
     return {
         "q": make.normal(B, HQ, T, D), "k": make.normal(B, HK, T, D), "v": make.normal(B, HK, T, D),
@@ -24,7 +24,7 @@ def grouped(make, B, HQ, HK, T, D):
     }  # fmt: skip
 
 
-@assay.case(B=[2], HQ=[2], HK=[1], T=[24], D=[16])
+@assay.case(B=[2], HQ=[2], HK=[1], T=[20], D=[8])
 def narrow(make, B, HQ, HK, T, D):
     q = make.normal(B, T, HQ, D).transpose(1, 2)
     return {**grouped[0].draw(make, B, HQ, HK, T, D), "q": q, "window": 5, "scale": 0.25}

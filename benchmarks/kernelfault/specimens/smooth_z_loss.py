@@ -83,7 +83,7 @@ def _bwd_kernel(x_ptr, label_ptr, lse_ptr, g_ptr, gz_ptr, dx_ptr, V, stride, n_k
 class SmoothZLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, label, smoothing, z):
-        x = x if x.stride(-1) == 1 else x.contiguous()
+        x, label = x if x.stride(-1) == 1 else x.contiguous(), label.contiguous()
         N, V = x.shape
         n_kept = int((label != IGNORED).sum())
         lse, loss, z_loss = (x.new_empty(N) for _ in range(3))
