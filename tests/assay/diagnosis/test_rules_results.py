@@ -57,25 +57,6 @@ def test_the_right_choice_is_accepted():
     assert diagnosed().report.ok
 
 
-@pytest.mark.parametrize(
-    "mistake, cause, text",
-    [
-        ({"none": 0.0}, "wrong_mask", "rank is another"),
-        ({"weigh": False}, "wrong_decision", "is left out of"),
-        ({"places": lambda i, V: i // V * V + i % V % TILE}, "invalid_index", "beginning of their block of 4"),
-        ({"places": lambda i, V: i % V}, "invalid_index", "the offset of its row of 10 is not added"),
-        ({"places": lambda i, V: i // V * (V - 1) + i % V}, "wrong_stride", "a row of 10 counts as 9 positions"),
-        ({"last": 2}, "truncated_reduction", "of every 10 positions, any of the last 2 positions is never"),
-        ({"last": 6}, "truncated_reduction", "anything after the first 4 positions"),
-        ({"first": 8}, "overwritten_accumulator", "anything before position 8"),
-    ],
-)
-def test_an_illegal_choice_is_explained_by_the_change_that_makes_it(mistake, cause, text):
-    result = diagnosed(**mistake)
-    assert result.causes[0].id == cause and result.causes[0].tensor == "index", str(result)
-    assert any(text in message for message in result.causes[0].evidence), result.causes[0].evidence
-
-
 def test_a_choice_that_fails_only_with_large_inputs_follows_from_a_failing_stage():
     result = diagnosed(shift=False)
     assert result.causes[0].id in ("missing_max_shift", "overflow"), str(result)

@@ -76,53 +76,8 @@ def gated(r, z, h, *, share=lambda z: z):
     return torch.stack(out)
 
 
-def test_a_change_of_one_of_two_calls_of_a_line_in_every_step():
-    change = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
-    assert (change.cause, change.exact) == ("swapped_results", True)
-    assert change.text.startswith("1 - exp(") and change.text.endswith("in 6 places")
-
-
 # running sums
-
-
-def blocks_of(x, scan, *, carry):
-    """Sums by blocks, each of which carries over `carry` of the blocks before it."""
-    parts, out = x.split(BLOCK, 1), []
-    for i, part in enumerate(parts):
-        before = carry(parts[:i])
-        whole = part if before is None else torch.cat([before, part], 1)
-        out.append(scan(whole, 1)[:, whole.shape[1] - part.shape[1] :])
-    return torch.cat(out, 1)
 
 
 def joined(parts):
     return torch.cat(parts, 1) if parts else None
-
-
-@pytest.mark.parametrize("scan", [torch.cumsum, torch.logcumsumexp])
-@pytest.mark.parametrize(
-    "carry, cause",
-    [
-        (lambda parts: None, "missing_term"),
-        (lambda parts: joined(parts[-1:]), "overwritten_accumulator"),
-    ],
-)
-def test_a_running_sum_that_carries_too_little_between_blocks(scan, carry, cause):
-    golden = lambda x: scan(x, 1)  # noqa: E731
-    assert assay.check(assay.Target(lambda x: blocks_of(x, scan, carry=joined), golden, cases=rows), raises=False).ok
-    change = best(assay.Target(lambda x: blocks_of(x, scan, carry=carry), golden, cases=rows))
-    assert (change.cause, change.exact, change.params["block"]) == (cause, True, BLOCK)
-
-
-@pytest.mark.parametrize(
-    "kernel, cause",
-    [
-        (lambda x: x.cumsum(1) - x, "off_by_one"),
-        (lambda x: x.flip(1).cumsum(1).flip(1), "permuted"),
-        (lambda x: torch.cat([x.new_zeros(len(x), 15), x], 1).unfold(1, 16, 1).sum(-1), "truncated_reduction"),
-    ],
-    ids=["exclusive", "backwards", "a_round_short"],
-)
-def test_a_running_sum_of_the_wrong_terms(kernel, cause):
-    change = best(assay.Target(kernel, lambda x: x.cumsum(1), cases=rows))
-    assert (change.cause, change.exact) == (cause, True)

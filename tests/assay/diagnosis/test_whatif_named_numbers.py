@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from goldsmith import assay
 from goldsmith.assay.diagnosis.facts import numbers
@@ -23,24 +22,9 @@ def scatter(make, N, K):
     return {"i": make.integers(-1, K, N), "x": make.normal(N, 3), "K": K}
 
 
-def clamped(i, x, K):
-    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_add(0, i.clamp_min(0), x * (i >= 0)[:, None])
-
-
 def chosen(i, x, K):
     valid = i != -1
     return torch.zeros(K, x.shape[1], dtype=x.dtype).index_add(0, torch.where(valid, i, 0), x * valid[:, None])
-
-
-def from_the_end(i, x, K):
-    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_put((i,), x, accumulate=True)
-
-
-@pytest.mark.parametrize(("golden", "condition"), [(clamped, "i >= 0"), (chosen, "i != -1")])
-def test_an_unguarded_index_of_minus_one_counts_from_the_end(golden, condition):
-    best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
-    assert best.id == "invalid_index" and f"nothing checks whether {condition}" in sentence, str(diagnosis)
-    assert "count from the end" in sentence
 
 
 @assay.case(B=[3], L=[10])
@@ -48,41 +32,9 @@ def series(make, B, L):
     return {"x": make.normal(B, L), "a": 0.9}
 
 
-def averages(x, a, *, from_zero=False):
-    h = torch.zeros_like(x[:, 0]) if from_zero else x[:, 0]
-    out = [] if from_zero else [h]
-    for t in range(len(out), x.shape[1]):
-        h = a * h + (1 - a) * x[:, t]
-        out.append(h)
-    return torch.stack(out, 1)
-
-
-def test_a_recursion_that_begins_from_zero():
-    best, sentence, diagnosis = diagnosed(
-        lambda x, a: averages(x, a, from_zero=True),
-        averages,
-        series,
-    )
-    assert best.id == "wrong_factor" and best.params["factor"] == "1 - a", str(diagnosis)
-    assert "the first position of x along axis 1 is multiplied by 1 - a = 0.1" in sentence
-
-
-@assay.case(C=[8], H=[3], W=[5])
-def pixels(make, C, H, W):
-    return {"x": make.normal(1, C, H, W)}
-
-
 def exchanged(x):
     B, C, H, W = x.shape
     return x.view(B, C // 4, 2, 2, H, W).permute(0, 1, 4, 3, 5, 2).reshape(B, C // 4, H * 2, W * 2)
-
-
-def test_two_factors_of_a_shuffle_that_are_exchanged():
-    best, sentence, diagnosis = diagnosed(exchanged, lambda x: F.pixel_shuffle(x, 2), pixels)
-    assert best.id in ("permuted", "transposed") and "bit for bit, 60 of 120 at other places" in sentence, str(
-        diagnosis
-    )
-    assert {"permuted", "transposed"} <= {c.id for c in diagnosis.causes[:2]}, str(diagnosis)
 
 
 def test_repeated_numbers_identify_no_places():

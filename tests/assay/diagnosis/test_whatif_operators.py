@@ -71,19 +71,6 @@ def cell(z, c, order=(0, 1, 2, 3), old=False):
     return torch.sigmoid(o) * torch.tanh(c if old else new)
 
 
-def sliced(z, c):
-    n = c.shape[-1]
-    i, f, g, o = (z[:, k * n : (k + 1) * n] for k in range(4))
-    return torch.sigmoid(o) * torch.tanh(torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g))
-
-
-@pytest.mark.parametrize("golden", [cell, sliced])
-@pytest.mark.parametrize("order, text", [((0, 1, 3, 2), "2 and 3"), ((1, 0, 2, 3), "0 and 1")])
-def test_two_pieces_of_one_tensor_are_exchanged(golden, order, text):
-    change = best(lambda z, c: cell(z, c, order), golden, cells)
-    assert (change.cause, change.text) == ("swapped_results", f"pieces {text} of z are exchanged")
-
-
 def test_an_operator_reads_the_state_from_before_its_update():
     change = best(lambda z, c: cell(z, c, old=True), cell, cells)
     assert change.cause == "wrong_saved_tensor" and "reads c in place of" in change.text
@@ -96,26 +83,6 @@ def test_an_operator_reads_the_state_from_before_its_update():
 @assay.case(N=[9], D=[64])
 def rows(make, N, D):
     return {"x": make.normal(N, D), "w": make.normal(D) + 2, "b": make.normal(D)}
-
-
-def quantised(x, w, b, *, to=torch.round, top=127):
-    s = x.abs().amax(-1, keepdim=True) / top
-    return to(x / s) * s
-
-
-@pytest.mark.parametrize(
-    "candidate, golden, cause, text",
-    [
-        (lambda x, w, b: quantised(x, w, b, to=torch.trunc), quantised, "truncating_store", "trunc stands where"),
-        (lambda x, w, b: quantised(x, w, b, top=128), quantised, "wrong_factor", "128 stands for 127"),
-        (lambda x, w, b: F.silu(x) * w, lambda x, w, b: F.gelu(x) * w, "wrong_factor", "silu stands where"),
-        (lambda x, w, b: torch.sqrt(x * x + w * w), lambda x, w, b: x * x + w * w, "wrong_factor", "sqrt is taken of"),
-        (lambda x, w, b: x * (1 + w), lambda x, w, b: x * w, "wrong_factor", "w is taken with one added"),
-    ],
-)
-def test_another_function_in_place_of_the_goldens_is_named(candidate, golden, cause, text):
-    change = best(candidate, golden, rows, backward=None)
-    assert change.cause == cause and text in change.text
 
 
 # fused torch functions
@@ -156,7 +123,6 @@ def tokens(make, N, V):
         (lambda x, w, b: normalised(x, w, b, centred=False), layer_norm, rows, "missing_term"),
         (lambda x, w, b: normalised(x, w, b, count=8), layer_norm, rows, "wrong_factor"),
         (lambda q, k, v: attend(q, k, v, scale=1.0), attention, heads, "wrong_factor"),
-        (lambda q, k, v: attend(q, k, v, masked=0.0), attention, heads, "wrong_mask"),
         (lambda q, k, v: attend(q, k, v, axis=-2).nan_to_num(), attention, heads, "wrong_axis"),
         (
             lambda z, t: -z.gather(1, t[:, None])[:, 0].mean(),

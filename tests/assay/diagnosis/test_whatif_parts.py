@@ -128,19 +128,6 @@ def test_an_integer_input_read_wrongly(case, cause, text, read):
     assert any(w.exact and w.cause == cause and w.text == text for w in changes), changes
 
 
-def bent(x):
-    return assay.stage("h", (2 * x).sinh() / (1 + x.square())) @ x.new_ones(9, 3)
-
-
-def test_a_dropped_derivative_of_several_steps():
-    def backward(x, grad_y):
-        return {"x": grad_y @ x.new_ones(3, 9)}
-
-    examination = session_of(assay.Target(bent, bent, cases=plain, backward=backward))
-    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert changes[0].cause == "wrong_factor" and "a slope is dropped" in changes[0].text, changes
-
-
 @assay.case(M=[3], K=[11], N=[4])
 def tall(make, M, K, N):
     return {"a": make.normal(M, K), "b": make.normal(K, N)}

@@ -64,9 +64,6 @@ def right(d, g, by_owner):
 
 
 READS = {
-    "in the order of sort(": ("permuted", lambda d, g, o: right(d, g[o], o)),
-    "in the order that sort(": ("permuted", lambda d, g, o: right(d, g[o.argsort()], o)),
-    "in reverse order": ("permuted", lambda d, g, o: right(d, g.flip(0), o)),
     "g in place of h": ("wrong_saved_tensor", lambda d, g, o: d * 2 * g * (1 - g * g)),
 }
 
@@ -100,12 +97,7 @@ def turned(x, first=0):
 
 
 ELSEWHERE = {
-    "arange() begins one too late": ("shifted", lambda x, b: turned(x), lambda x, b: turned(x, 1)),
-    "arange() begins one too early": ("shifted", lambda x, b: turned(x), lambda x, b: turned(x, -1)),
     "the limits of clamp": ("wrong_mask", lambda x, b: x.clamp(max=0.5) * b, lambda x, b: x * b),
-    "b is added after gelu": (
-        "missing_term", lambda x, b: torch.nn.functional.gelu(x + b), lambda x, b: torch.nn.functional.gelu(x) + b,
-    ),
     "sigmoid(x) stands in place of silu(x)": (
         "wrong_factor", lambda x, b: torch.nn.functional.silu(x) * b, lambda x, b: torch.sigmoid(x) * b,
     ),

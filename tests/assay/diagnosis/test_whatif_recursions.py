@@ -33,15 +33,6 @@ def pairs(make, N, V):
     return {"x": make.normal(N), "table": make.normal(V, V), "a": make.integers(0, V, N), "b": make.integers(0, V, N)}
 
 
-def bigrams(x, table, a, b, *, first=True):
-    return x * (table[a, b] if first else table[b, a]) + table[b, 0]
-
-
-def test_pairs_that_are_looked_up_in_the_other_order():
-    change = best(lambda **k: bigrams(**k, first=False), bigrams, pairs)
-    assert change.cause == "transposed" and "in the other order" in change.text and change.exact, change
-
-
 # a state that decays over each row's own steps
 
 
@@ -100,79 +91,3 @@ def likelihood(p, table, seen):
     for step in seen:
         p = (p @ table) * step
     return p.log()
-
-
-class Likelihood(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, p, table, seen):
-        states = [p]
-        for step in seen:
-            states.append((states[-1] @ table) * step)
-        ctx.save_for_backward(table, seen, *states)
-        return states[-1].log()
-
-    @staticmethod
-    def backward(ctx, g):
-        table, seen, *states = ctx.saved_tensors
-        g, dtable, dseen = g / states[-1], torch.zeros_like(table), torch.empty_like(seen)
-        for t in range(len(seen) - 1, -1, -1):
-            dseen[t], g = g * (states[t] @ table), g * seen[t]
-            dtable += states[t + 1][:, None] * g
-            g = table @ g
-        return g, dtable, dseen
-
-
-def test_states_without_a_batch_read_after_their_step():
-    change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
-    assert change.exact and change.whole and "from after the step, not from before it" in change.text, change
-    assert "wrong_saved_tensor" in (change.cause, *change.also), change
-
-
-# a sum over the paths of a chain whose steps have their own weights
-
-
-@assay.case(T=[5], K=[4])
-def chains(make, T, K):
-    return {"start": make.normal(K), "table": make.normal(K, K), "bend": make.normal(T, K, K)}
-
-
-def paths(start, table, bend):
-    for step in bend:
-        start = torch.logsumexp(start.unsqueeze(1) + table + step, 0)
-    return start
-
-
-class Paths(torch.autograd.Function):
-    later = 0
-
-    @classmethod
-    def of(cls, later):
-        return type("Of", (cls,), {"later": later})
-
-    @staticmethod
-    def forward(ctx, start, table, bend):
-        states = [start]
-        for step in bend:
-            states.append(torch.logsumexp(states[-1].unsqueeze(1) + table + step, 0))
-        ctx.save_for_backward(table, bend, *states)
-        return states[-1].clone()
-
-    @classmethod
-    def backward(cls, ctx, g):
-        table, bend, *states = ctx.saved_tensors
-        dtable, dbend = torch.zeros_like(table), torch.zeros_like(bend)
-        for t in range(len(bend) - 1, -1, -1):
-            after = states[t + 1]
-            shares = torch.exp(states[t].unsqueeze(1) + table + bend[t] - after) * g
-            dbend[t] = shares
-            at = states[max(t + cls.later, 0)]
-            dtable += torch.exp(at.unsqueeze(1) + table + bend[t] - after) * g
-            g = shares.sum(1)
-        return g, dtable, dbend
-
-
-@pytest.mark.parametrize("later, which", [(1, "after the step"), (-1, "of two steps before")])
-def test_shares_recomputed_from_the_state_of_another_step(later, which):
-    change = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
-    assert change.cause == "wrong_saved_tensor" and which in change.text and change.exact and change.whole, change
-    assert change.also == ("shifted", "off_by_one"), change

@@ -61,61 +61,6 @@ def test_only_the_last_update_of_an_element_is_stored():
     assert change.cause == "lost_update" and change.exact and change.whole, change
 
 
-# a table's gradient, from rows sorted by name and taken in tiles
-
-
-class Rows(torch.autograd.Function):
-    tile = 5
-
-    @staticmethod
-    def forward(ctx, x, name, start):
-        ctx.save_for_backward(x, name, start)
-        return x * torch.sin(start)[name]
-
-    @classmethod
-    def backward(cls, ctx, g):
-        x, name, start = ctx.saved_tensors
-        order, d = name.argsort(stable=True), torch.zeros_like(start)
-        for first in range(0, len(name) - cls.tile + 1, cls.tile):
-            at = order[first : first + cls.tile]
-            d.index_add_(0, name[at], g[at] * x[at] * torch.cos(start)[name[at]])
-        return g * torch.sin(start)[name], None, d
-
-
-def test_the_last_tile_of_sorted_rows_is_lost():
-    def golden(x, name, start):
-        return x * torch.sin(start[name])
-
-    change = best(lambda **k: Rows.apply(*k.values()), golden, named, "start.grad", backward="auto")
-    assert change.cause == "truncated_reduction", change
-    assert "the last 2 of 12 rows, in the order of name, are lost" in change.text, change
-
-
-# memory of a tile of rows that is set to zero once
-
-
-@assay.case(T=[5], L=[3], P=[4])
-def levels(make, T, L, P):
-    return {"scores": make.normal(T, L, P), "v": make.normal(T, L, P)}
-
-
-def test_sums_of_a_tile_that_continue_in_the_next_tile():
-    def golden(scores, v):
-        return (scores * v).sum(2)
-
-    def kernel(scores, v):
-        total, y = torch.zeros(2, scores.shape[1]), torch.empty(scores.shape[:2])
-        for first in range(0, len(scores), 2):
-            n = min(2, len(scores) - first)
-            for p in range(scores.shape[2]):
-                total[:n] += scores[first : first + n, :, p] * v[first : first + n, :, p]
-            y[first : first + n] = total[:n]
-        return y
-
-    change = best(kernel, golden, levels)
-    assert change.cause == "uninitialised_accumulator" and "tile of 2 continues" in change.text and change.exact, change
-
-
 # rotations by complex numbers
 
 

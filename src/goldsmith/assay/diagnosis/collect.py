@@ -23,7 +23,7 @@ from .causes.likelihood import SURE
 from .causes.rank import strength
 from .causes.rules.reading import Reading
 from .experiments.cotangents import carriers
-from .experiments.decision_check import explain_decision
+from .experiments.decision_check import examine_decision
 from .experiments.empty_groups import filled_groups
 from .experiments.influence import influence
 from .experiments.isolate import Isolation, handed_in, isolate, named, order
@@ -147,7 +147,7 @@ def collect(
     if time.for_("other numbers of the same inputs", _RUN):
         pace = time.pace("other numbers of the same inputs")
         _step(evidence, "other numbers of the same inputs", lambda: examine_stale_inputs(examination, evidence, pace))
-        _step(evidence, "the choice", lambda: explain_decision(examination, evidence))
+        _step(evidence, "the choice", lambda: examine_decision(examination, evidence))
         evidence.made_of = _step(evidence, "operators", lambda: tensor_operators(examination, evidence)) or frozenset()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _first_in_other_runs(evidence) or first.tensor

@@ -12,7 +12,6 @@ from ..graph.node import Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, Action, NamedEdit, Part, Primitive, do, named
 from .primitives.formulas import plus, unchanged, with_epsilon
-from .primitives.tensors import constant
 
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _ADDED, _LIMITED = ("add", "add_"), ("clamp_min", "clamp_min_", "clamp", "clamp_")
@@ -70,9 +69,6 @@ def epsilon_of(node: Node) -> Epsilon | None:
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    own = epsilon_of(node)
-    if own is not None:
-        yield from _constants(own)
     if node.name in ROOTS:
         yield from _functions(node, _epsilon_before(node, 0, nodes))
     if node.name in ("div", "div_") and len(node.args) > 1 and floating(node.args[1]):
@@ -94,26 +90,6 @@ def _epsilon_before(node: Node, i: int, nodes: Sequence[Node]) -> Epsilon | None
 
 def _edit(node: Node, prior: float, text: str, c: float, action: tuple[Part, Primitive]) -> NamedEdit:
     return named(node, "absolute_eps", prior, text, action, eps=c)
-
-
-def _constants(epsilon: Epsilon) -> Iterator[NamedEdit]:
-    """The constant as a maximum in place of a sum, under a root, squared."""
-    node, c, name = epsilon.node, epsilon.c, epsilon.node.operand(0) or "a number"
-    forms: list[tuple[str, Form, float]] = [
-        (f"max({name}, {c:g})", lambda a, c: a.clamp_min(c), 0.55) if epsilon.added
-        else (f"{name} + {c:g}", lambda a, c: a + c, 0.55)
-    ]  # fmt: skip
-    if bool((node.args[0] >= 0).all()):  # as for a norm
-        forms += [
-            (f"sqrt({name}^2 + {c:g})", lambda a, c: (a.square() + c).sqrt(), 0.5),
-            (f"sqrt({name}^2 + {c:g}^2)", lambda a, c: (a.square() + c * c).sqrt(), 0.5),
-        ]
-    for form, of, prior in forms:
-        text = f"{form} stands in place of {epsilon.formula}"
-        yield _edit(node, prior, text, c, (CALL, do(with_epsilon, of=of, c=c)))
-    for form, other in ((f"{c:g}^2", c * c), (f"sqrt({c:g})", c**0.5)) if c > 0 else ():
-        text = f"the constant of {epsilon.formula} is {form}"
-        yield _edit(node, 0.45, text, other, (1, do(constant, new=other)))
 
 
 def _functions(node: Node, epsilon: Epsilon | None) -> Iterator[NamedEdit]:

@@ -73,7 +73,6 @@ class GoldenEdit:
     """The actions of one edit, and the golden's source line that the first of them belongs to.
 
     backward_only  the backward reads the edited input; the forward reads the golden's
-    follow_all     every result made from the edited inputs follows; otherwise only copies and rows of them do
     wrap           "around" or "clamp": how indices out of range are read (the golden's own are never out of range)
     scalars        other values of scalars of the case
     """
@@ -81,7 +80,6 @@ class GoldenEdit:
     actions: tuple[Action, ...]
     line: str = ""
     backward_only: bool = False
-    follow_all: bool = False
     wrap: str = ""
     scalars: tuple[tuple[str, object], ...] = ()
 
@@ -181,7 +179,6 @@ class NamedEdit:
     prior  how common the mistake is: of two edits that explain the same, the higher prior comes first
     also   other causes that the same mistake may be called by, the likeliest first
     free   where the search for the edit's number begins; None: it has none
-    drawn  the edit has numbers of this draw, so it holds for no other one
     """
 
     cause: str
@@ -191,7 +188,6 @@ class NamedEdit:
     params: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     free: float | None = None
-    drawn: bool = False
 
     def acting(self, *actions: Action) -> NamedEdit:
         """With these actions in place of its own."""

@@ -18,12 +18,10 @@ from .primitives.tensors import constant, transpose
 
 _INDEXED = {"index_select": 2, "gather": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "scatter_add": 2,
             "scatter_add_": 2, "index_copy": 2, "scatter": 2}  # fmt: skip
-_TAKEN = frozenset("index_select embedding index_add index_add_ gather scatter_add".split())
 _ROWS = frozenset("gather scatter scatter_add scatter_add_".split())
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 _COMPUTED = frozenset("mm bmm sum mul add sub div mean amax sqrt rsqrt logsumexp".split())
 _PER_BLOCK = frozenset("amax amin sum mean logsumexp rsqrt sqrt reciprocal div linalg_vector_norm".split())
-_VIEWS = frozenset("view _unsafe_view reshape clone _reshape_alias".split())
 _PAIRED = frozenset("add add_ sub sub_ rsub mul mul_ div where maximum minimum addcmul".split())
 # (cause, rule, text, prior) for an index
 _RULES = (
@@ -39,7 +37,6 @@ _RULES = (
     ("permuted", "the order that it undoes", "the order that it undoes", 0.5),
 )
 _FORMATS = ("without their sign", "shifted by 8", "shifted by 128", "as the low four bits", "as the high four bits")
-_STRIDE = ("wrong_stride",)
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -50,8 +47,6 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         width = node.args[0].numel() // n if n and node.name in ("index_select", "embedding", "index_add") else 1
         if whole(index) and n:
             yield from _replaced(node, at, index, n, max(width, 1), f"{name} in {node.expression} is", {"index": name})
-            if node.name in _TAKEN:
-                yield from _moved(node, at, index, n)
     if node.name in ("index", "index_put", "index_put_"):
         yield from _indexed(node)
     if node.name in _ROWS:
@@ -101,34 +96,12 @@ def _replaced(
             yield named(node, "index_overflow", 0.6, f"{what} wrapped at {bits} bits", wrap, **params)
 
 
-def _moved(node: Node, part: Part, index: Tensor, n: int) -> Iterator[NamedEdit]:
-    """The place's own remainder, or the number of the previous or next place."""
-    if not n or index.dim() == 0 or len(index) < 2:
-        return
-    own = torch.arange(index.numel(), device=index.device).reshape(index.shape).to(index.dtype)
-    repeats = index.numel() // n if index.numel() % n == 0 else 0
-    for c, prior, tried in (
-        (n, 0.55, index.numel() > n), (repeats, 0.5, repeats > 1 and n % max(repeats, 1) == 0),
-    ):  # fmt: skip
-        if tried and not torch.equal(own % c, index):
-            text = f"an index of {node.expression} is its position modulo {c}"
-            modulo = part, do(p.replace_index, rule="its position modulo", n=c)
-            yield named(node, "permuted", prior, text, modulo, also=_STRIDE, modulo=c)
-    cause, also = ("off_by_one", "shifted") if bool((index.diff(dim=0) >= 0).all()) else ("shifted", "off_by_one")
-    for step, which in ((1, "before"), (-1, "after")):
-        for edge, prior in (("", 0.45), (", wrapping around", 0.44)):
-            text = f"an index of {node.expression} is that of the position {which}{edge}"
-            other = part, do(p.replace_index, rule=f"of the place {which}{edge}", n=n)
-            yield named(node, cause, prior, text, other, also=(also,), step=step)
-
-
 def _indexed(node: Node) -> Iterator[NamedEdit]:
     x, indices, expression = node.args[0], node.args[1], node.expression
     for place, index in enumerate(indices):
         if whole(index):
             n, width = x.shape[place], prod(x.shape[place + 1 :])
             yield from _replaced(node, (1, place), index, n, width, f"an index of {expression} is", {})
-            yield from _moved(node, (1, place), index, n)
             if node.name == "index" and place == 0 and len([i for i in indices if i is not None]) == 1:
                 for bits, dtype in ((8, torch.int8), (16, torch.int16), (32, torch.int32)):
                     if n * width > 2 ** (bits - 1):
@@ -202,8 +175,6 @@ def _views(node: Node) -> Iterator[NamedEdit]:
             yield named(node, cause, 0.75, text, (CALL, do(unchanged)), operand=name)
     if node.name in ("slice", "select", "narrow") and x.is_floating_point() and x.dim():
         yield from _parts(node, x)
-    if node.name in _VIEWS and floating(node.out) and x.is_contiguous():
-        yield from _shapes(node, tuple(x.shape), tuple(node.out.shape))
     repeated = node.operand(0) or "what is repeated"
     if node.name == "clone" and x.numel():
         for axis in range(1, x.dim()):
@@ -251,25 +222,6 @@ def _parts(node: Node, x: Tensor) -> Iterator[NamedEdit]:
             yield named(node, cause, 0.45, text, moved, **params)
 
 
-def _shapes(node: Node, old: tuple[int, ...], new: tuple[int, ...]) -> Iterator[NamedEdit]:
-    """Axes split or joined in the wrong order: h % n for h // r."""
-    name = node.operand(0) or node.expression
-    for axis in range(len(new) - 1):
-        a, b = new[axis], new[axis + 1]
-        if min(a, b) > 1 and (*new[:axis], a * b, *new[axis + 2 :]) == old:
-            text = f"axis {axis} of {name} is split as {b} times {a}, not as {a} times {b}"
-            split = CALL, do(p.split_in_turn, axis=axis, shape=new)
-            yield named(node, "permuted", 0.55, text, split, also=_STRIDE, axis=axis)
-    for axis in range(len(old) - 1):
-        a, b = old[axis], old[axis + 1]
-        if min(a, b) > 1 and (*old[:axis], a * b, *old[axis + 2 :]) == new:
-            text = f"axes {axis} and {axis + 1} of {name} are joined in the other order"
-            # equally long axes form a square, which is then transposed
-            cause, also = ("transposed", ("permuted", *_STRIDE)) if a == b else ("permuted", _STRIDE)
-            join = CALL, do(p.join_in_turn, axis=axis, shape=new)
-            yield named(node, cause, 0.55, text, join, also=also, axis=axis)
-
-
 def _converted(node: Node) -> Iterator[NamedEdit]:
     """Converted integers whose bits are read as another format."""
     x = node.args[0]
@@ -283,22 +235,3 @@ def _converted(node: Node) -> Iterator[NamedEdit]:
     for rule in _FORMATS:
         convert = CALL, do(p.convert, rule=rule)
         yield named(node, "wrong_format", 0.4, f"{name} is read {rule}", convert, input=name)
-
-
-def integer_signs(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    """Small integers read with a sign that they do not have, or without the sign that they have."""
-    if node.name not in ("_to_copy", "mul", "sub", "add", "div") or not floating(node.out):
-        return
-    for i, t in enumerate(node.args[:2]):
-        if not whole(t) or t.numel() < 2:
-            continue
-        least, most = int(t.min()), int(t.max())
-        bits = next((b for b in (2, 3, 4, 5, 6, 8) if -(1 << b - 1) <= least and most < 1 << b - (least < 0)), 0)
-        kinds = [("without a sign", f"as {bits} bits without a sign")] if bits and least < 0 else []
-        if bits and least >= 0 and most >= 1 << bits - 1:
-            kinds = [("with a sign", f"as {bits} bits with a sign"),
-                     ("sign and magnitude", f"as a sign and {bits - 1} bits")]  # fmt: skip
-        for rule, how in kinds:
-            name = node.operand(i) or "the stored numbers"
-            read = i, do(p.replace_integers, rule=rule, c=bits)
-            yield named(node, "wrong_format", 0.5, f"{name} is read {how}", read, input=name)

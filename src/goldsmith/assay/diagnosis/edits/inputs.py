@@ -47,7 +47,6 @@ def edits(inputs: Inputs, narrowable: frozenset[str]) -> Iterator[NamedEdit]:
     yield from _one_for_all(inputs)
     yield from _exchanged(inputs)
     yield from _in_blocks(inputs)
-    yield from _components(inputs)
     for name, t in inputs.items():
         stacked = floating(t) and not name.startswith("grad_") and t.dim() > 1 and len(t) > 2 and t.numel() <= _NUMBERS
         if stacked and t[0].numel() > 1 and t[0].numel() % 2 == 0:
@@ -164,25 +163,6 @@ def _in_blocks(inputs: Inputs) -> Iterator[NamedEdit]:
                 text = f"{where} the number of the block of {block} is used as the position"
                 number = do(p.reindex, axis=axis, rule="block", block=block)
                 yield of_inputs(names, "wrong_stride", 0.42 - rarer, text, number, also=("invalid_index",), **params)
-
-
-def _components(inputs: Inputs, most: int = 4) -> Iterator[NamedEdit]:
-    """The few components of a vector, such as a quaternion or a colour, in another order."""
-    for name, t in inputs.items():
-        if name.startswith("grad_") or not floating(t) or t.dim() < 2 or not 3 <= t.shape[-1] <= most:
-            continue
-        n = t.shape[-1]
-        if t.numel() // n < 2 or n in t.shape[:-1]:  # an axis of places may be as short
-            continue
-        own = tuple(range(n))
-        orders = [own[step:] + own[:step] for step in range(1, n)]
-        for i, j in combinations(own, 2):
-            orders.append(tuple({i: j, j: i}.get(k, k) for k in own))
-        for order in (*orders, *((own[::-1],) if n > 3 else ())):
-            text = f"the components of {name} are read in the order {', '.join(map(str, order))}"
-            yield of_inputs((name,), "permuted", 0.66, text, do(p.reorder, order=order),
-                            also=("shifted", "wrong_format"), operand=name, axis=t.dim() - 1,
-                            index=list(order))  # fmt: skip
 
 
 def reading(edit: NamedEdit, **reads: str) -> NamedEdit:

@@ -16,11 +16,9 @@ from .primitives import positions as p
 _ROWS = 1 << 16
 _BLOCK = 16  # the largest block that lengths are padded to, since tested cases are small
 _BEYOND = ("stray_read", "overrun")
-_WIDTHS = ((torch.int64, torch.int32), (torch.int32, torch.uint8), (torch.int64, torch.uint8))
 _SIZES = 6  # sizes of the case that lengths may be replaced by
 _COUNTS = 4  # inputs that may be lengths
 Inputs = Mapping[str, Tensor]
-_FLAGS = (("counts as its opposite", "opposite"), ("counts as true", "true"), ("counts as false", "false"))
 _HALVES = (
     ("low and high four bits of a byte are exchanged", "halves exchanged", ("permuted", "swapped_results")),
     ("both numbers of a byte are its low four bits", "low halves", ("wrong_stride",)),
@@ -35,11 +33,7 @@ def edits(inputs: Inputs, numbers: Mapping[str, object]) -> Iterator[NamedEdit]:
         if whole(t):
             yield from _numbers(name, t)
             yield from _lengths(name, t)
-            yield from _orders(name, t)
             yield from _sorted_by(name, t, inputs)
-        if not name.startswith("grad_"):
-            yield from _shifted(name, t)
-            yield from _formats(name, t)
     bytes_ = [n for n, t in inputs.items() if t.dtype == torch.uint8 and not n.startswith("grad_") and t.numel()]
     for names in (*((n,) for n in bytes_), *((tuple(bytes_),) if len(bytes_) > 1 else ())):
         for text, rule, also in _HALVES:
@@ -89,24 +83,6 @@ def _lengths(name: str, t: Tensor) -> Iterator[NamedEdit]:
         yield of_inputs(one, "wrong_mask", 0.45, text, _rule("the largest for all"), also=_BEYOND, input=name)
 
 
-def _orders(name: str, t: Tensor) -> Iterator[NamedEdit]:
-    """Another order of the same indices; offsets whose inner values are off by one."""
-    if t.dim() != 1 or len(t) < 3:
-        return
-    own, one = torch.arange(len(t), device=t.device), (name,)
-    if torch.equal(t.sort().values.long(), own) and not torch.equal(t.long(), own):
-        text = f"{name} is read as its inverse permutation"
-        yield of_inputs(one, "permuted", 0.55, text, _rule("inverse"), input=name)
-        yield of_inputs(one, "permuted", 0.55, f"{name} is not applied", _rule("own order"), input=name)
-    if bool((t.diff() >= 0).all()) and int(t[0]) < int(t[-1]):
-        for step in (1, -1):
-            text = f"{name} is {step:+d} but for its ends"
-            yield of_inputs(one, "off_by_one", 0.5, text, _rule("plus but for its ends", step), input=name)
-    elif int(t.min()) < int(t.max()):
-        text = f"the first of {name} is used for all"
-        yield of_inputs(one, "wrong_stride", 0.5, text, _rule("the first for all"), input=name)
-
-
 def _sorted_by(index: str, by: Tensor, inputs: Inputs) -> Iterator[NamedEdit]:
     """Rows in the order that sorts one of their indices, or counted from the beginning of every segment."""
     if not 2 < by.numel() <= _ROWS:
@@ -127,37 +103,6 @@ def _sorted_by(index: str, by: Tensor, inputs: Inputs) -> Iterator[NamedEdit]:
                 edit = of_inputs((name,), "invalid_index", 0.55, text, do(p.within_segments),
                                  also=("wrong_stride", "shifted"), operand=name, axis=0)  # fmt: skip
                 yield reading(edit, offsets=index)
-
-
-def _shifted(name: str, t: Tensor) -> Iterator[NamedEdit]:
-    for axis, n in enumerate(t.shape):
-        for step in (1, -1) if n > 1 else ():
-            for how, edge in (("filled with zeros", "zero"), ("repeating its end", "own")):
-                text = f"{name} is shifted by {step:+d} along axis {axis}, {how}"
-                move = do(p.shift, axis=axis, step=step, edge=edge)
-                yield of_inputs((name,), "shifted", 0.45, text, move, also=("off_by_one",), input=name, axis=axis,
-                                step=step)  # fmt: skip
-
-
-def _formats(name: str, t: Tensor) -> Iterator[NamedEdit]:
-    one = (name,)
-    for wide, narrow in _WIDTHS:
-        width = do(p.read_as_width, wide=wide, narrow=narrow)
-        if t.numel() > 1 and not torch.equal(width(t), t):
-            bits = 8 * wide.itemsize, 8 * narrow.itemsize
-            text = f"{name} is stored in {bits[0]} bits per number and read in {bits[1]}"
-            yield of_inputs(one, "dtype_width", 0.45, text, width, also=("wrong_format", "wrong_stride"), input=name,
-                            bits=list(bits))  # fmt: skip
-    if t.dtype == torch.bool:
-        for text, rule in _FLAGS:
-            yield of_inputs(one, "wrong_mask", 0.5, f"{name} {text}", _rule(rule), input=name)
-        for axis, n in enumerate(t.shape):
-            if n > 1:
-                text = f"{name} is reversed along axis {axis}"
-                yield of_inputs(one, "permuted", 0.4, text, do(p.reverse, axis=axis), input=name, axis=axis)
-    for size, what in ((1, "bits"), (2, "pairs of bits")) if t.dtype in (torch.uint8, torch.int8) else ():
-        text = f"the {what} of every byte of {name} are read from the other end"
-        yield of_inputs(one, "wrong_format", 0.55, text, do(p.reverse_bits, bits=size), also=("permuted",), input=name)
 
 
 def filled(inputs: Inputs, numbers: Mapping[str, object]) -> Iterator[NamedEdit]:

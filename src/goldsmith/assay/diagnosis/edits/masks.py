@@ -10,18 +10,16 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating, whole
-from .golden_edit import CALL, RESULT, Action, GoldenEdit, NamedEdit, Part, Primitive, do, named
+from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
 from .primitives import masks as p
 from .primitives.positions import shift
 
 _SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OTHER = {"lt": "<=", "le": "<", "gt": ">=", "ge": ">"}
-_ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _WHOLE_TILES = (4, 8, 16, 32, 64, 128)
 _SHOWN = frozenset("detach alias view expand unsqueeze clone lift_fresh".split())
 _INFINITE = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
-_HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid tanh rsub".split())
 _SHIFTED = ("wrong_mask",)
 
 
@@ -125,8 +123,6 @@ def _filled(node: Node) -> Iterator[NamedEdit]:
         return
     value = node.args[2]
     fill = value if not isinstance(value, Tensor) else float(value) if value.numel() == 1 else None
-    if where:
-        yield from _unguarded(node, mask)
     if fill is not None:
         yield from _held(node, mask, float(fill))
     if mask.dim() >= 2:
@@ -154,15 +150,6 @@ def _held(node: Node, mask: Tensor, fill: float) -> Iterator[NamedEdit]:
             yield named(node, "wrong_mask", 0.6, text, (CALL, do(p.hold, block=block, c=-1e-3)), free=-1e-3)
 
 
-def _unguarded(node: Node, mask: Tensor) -> Iterator[NamedEdit]:
-    """Non-finite values at masked places, such as a mean of nothing, stay visible."""
-    for i, at in ((1, ~mask), (2, mask)):
-        behind = node.args[i]
-        if isinstance(behind, Tensor) and behind.is_floating_point() and bool((~behind.isfinite() & at).any()):
-            text = f"{node.operand(i) or 'an operand'} is not hidden by {node.expression} where it is not finite"
-            yield named(node, "empty_group", 0.6, text, (0, do(p.fill, value=i == 1)), also=_SHIFTED)
-
-
 def _by_blocks(node: Node, at: Part, mask: Tensor) -> Iterator[NamedEdit]:
     """Blocks that a kernel takes for masked, or for unmasked."""
     fills = node.name == "masked_fill"
@@ -188,66 +175,3 @@ def _by_blocks(node: Node, at: Part, mask: Tensor) -> Iterator[NamedEdit]:
                 text = f"of {node.expression} in blocks of {block}, {how}"
                 yield named(node, cause, prior, text, (at, keep), also=also if cause != "wrong_mask" else (),
                             block=block)  # fmt: skip
-
-
-def unchecked_indices(nodes: Sequence[Node], among: set[int]) -> Iterator[NamedEdit]:
-    """Indices that stand for nothing, such as -1: nothing checks them, and nothing replaces them."""
-    for node in nodes:
-        if node.backward or node.index not in among or node.name not in _ASKS or len(node.tensors) != 1:
-            continue
-        replacing = [n for n in nodes if n.index in among and _replaces(n, node)]
-        valid = float(node.out.double().mean()) if node.out.numel() else 1.0
-        if not replacing or not 0 < valid < 1:
-            continue
-        keeps = node.name != "eq" if node.args[1] in (-1, 0) else valid > 0.5
-        actions = [Action(node.index, RESULT, do(p.fill, value=keeps))]
-        actions += [Action(n.index, CALL, do(p.keep_operand, at=int(n.name == "where"))) for n in replacing]
-        for wrap, where in (("around", "count from the end"), ("clamp", "use the nearest valid one")):
-            condition = f"{node.operand(0) or 'an index'} {_ASKS[node.name]} {node.args[1]}"
-            text = f"nothing checks whether {condition}: invalid indices {where}"
-            edit = GoldenEdit(tuple(actions), node.line, wrap=wrap)
-            yield NamedEdit("invalid_index", text, edit, 0.66, {"index": node.operand(0)}, _SHIFTED)
-
-
-def _replaces(node: Node, condition: Node) -> bool:
-    """Whether it replaces the indices that the condition is about."""
-    at = int(node.name == "where")
-    if node.name not in ("clamp", "clamp_min", "clamp_max", "where", "masked_fill") or len(node.args) <= at:
-        return False
-    if not whole(node.args[at]):
-        return False
-    own = sum(isinstance(a, Tensor) for a in node.args[:at])
-    same = node.makers[own] == condition.makers[0] and node.args[at].shape == node.out.shape
-    return same and not torch.equal(node.args[at], node.out)
-
-
-def hidden_terms(nodes: Sequence[Node], among: set[int], most: int = 24, masks: int = 6) -> Iterator[NamedEdit]:
-    """A mask of the golden applied to one tensor too many: an addend counts only where another one should."""
-    seen: list[tuple[Node, Tensor]] = []
-    for node in nodes:
-        limits = p.limited(node.name, node.args, node.out)
-        if limits or isinstance(node.out, Tensor) and node.out.dtype == torch.bool:
-            mask = p.mask_of(node.args[0] if limits else None, node.out)
-            new = bool(mask.any()) and not bool(mask.all())
-            if new and not any(m.shape == mask.shape and torch.equal(m, mask) for _, m in seen):
-                seen.append((node, mask))
-    terms = [n for n in nodes if n.index in among and n.name in _HIDDEN and floating(n.out) and n.owns][-most:]
-    for node in terms:
-        for source, mask in seen[-masks:]:
-            if source.index >= node.index or not _fits(mask, node.out):
-                continue
-            limits = p.limited(source.name, source.args, source.out)
-            within = f"{source.expression} leaves its operand as it is" if limits else source.expression
-            reads: tuple = (("out", source.index), *((("limited", (source.index, 0)),) if limits else ()))
-            for kept, when in ((True, "only where"), (False, "only where not")):
-                if bool((torch.where(mask == kept, node.out, 0.0) != node.out).any()):
-                    edit = GoldenEdit((Action(node.index, RESULT, do(p.keep_where, kept=kept), reads),), node.line)
-                    params = {"mask": source.expression, "term": node.expression}
-                    yield NamedEdit("wrong_mask", f"{node.expression} counts {when} {within}", edit, 0.35, params,
-                                    ("missing_term", "truncated_reduction"))  # fmt: skip
-
-
-def _fits(mask: Tensor, out: Tensor) -> bool:
-    return mask.shape == out.shape or (
-        mask.dim() == out.dim() and all(m in (1, n) for m, n in zip(mask.shape, out.shape, strict=True))
-    )

@@ -8,25 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.graph import Graph, Place
+from ..graph.graph import Graph
 from ..graph.node import Key, Node
-from ..graph.tensors import floating, whole
-from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Primitive, do, named
-from .primitives import positions as p
+from ..graph.tensors import floating
+from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Primitive, do
 from .primitives.tensors import exchange_strides
 
 _READ, _MOVED, _ORDERS = 24, 12, 6  # at most
-_READERS = 4  # readers of one tensor that are tried one by one
 _COPIES = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
 
 
-def edits(graph: Graph, handed: Sequence[str]) -> Iterator[NamedEdit]:
-    """handed: names of the tensors that the candidate's forward hands to its backward."""
-    yield from _other_tensors(graph, handed)
-    for key, (name, places) in list(graph.saved.items())[:_MOVED]:
-        first = places[0][0].args[places[0][1]]
-        for axis, n in enumerate(first.shape) if first.is_contiguous() else ():
-            yield from _other_rows(key, name, places, axis, n)
+def edits(graph: Graph) -> Iterator[NamedEdit]:
+    yield from _other_tensors(graph)
     yield from _by_columns(graph)
     for node in graph.nodes:
         if not node.backward and node.name == "_softmax" and floating(node.out) and node.index in graph.read_back:
@@ -38,13 +31,11 @@ def edits(graph: Graph, handed: Sequence[str]) -> Iterator[NamedEdit]:
 
 def backward(
     keys: Sequence[Key], cause: str, prior: float, text: str, primitive: Primitive, also: tuple[str, ...] = (),
-    reads: tuple[tuple[str, Key], ...] = (), drawn: bool = False, follow_all: bool = False, **params: Any,
+    reads: tuple[tuple[str, Key], ...] = (), **params: Any,
 ) -> NamedEdit:  # fmt: skip
     """The same edit of several tensors, which the backward alone reads."""
     actions = tuple(Action(key, RESULT, primitive, reads) for key in keys)
-    return NamedEdit(
-        cause, text, GoldenEdit(actions, backward_only=True, follow_all=follow_all), prior, params, also, drawn=drawn
-    )
+    return NamedEdit(cause, text, GoldenEdit(actions, backward_only=True), prior, params, also)
 
 
 def less_total(p: Tensor, *, dim: int) -> Tensor:
@@ -60,7 +51,7 @@ def by_rows(x: Tensor, *, order: tuple[int, ...]) -> Tensor:
     return x.index_select(0, torch.tensor(order, device=x.device))
 
 
-def _other_tensors(graph: Graph, handed: Sequence[str]) -> Iterator[NamedEdit]:
+def _other_tensors(graph: Graph) -> Iterator[NamedEdit]:
     """Another tensor of the same shape; or the rows of tensors in another order."""
     forward: dict[Key, str] = {}
     shapes: dict[Key, tuple[int, ...]] = {}
@@ -90,19 +81,6 @@ def _other_tensors(graph: Graph, handed: Sequence[str]) -> Iterator[NamedEdit]:
             text = f"the backward reads {forward[by]} in place of {name}"
             yield backward((key,), cause, 0.5, text, do(read_other), also, (("other", by),), saved=name,
                            by=forward[by], **params)  # fmt: skip
-    kept = {k: n for k, n in {**forward, **read}.items() if n in handed and shapes[k]}
-    for n in sorted({shapes[k][0] for k in read if shapes[k] and shapes[k][0] > 2}):
-        together = tuple(k for k in kept if shapes[k][0] == n)
-        alone = [(k,) for k in read if shapes[k] and shapes[k][0] == n][:_READ]
-        for how, order in _orders(graph, n):
-            for keys, prior in (*(((together, 0.6),) if together else ()), *((one, 0.5) for one in alone)):
-                names = ", ".join({**kept, **read}[k] for k in keys)
-                text = f"the backward reads the rows of {names} {how}"
-                back = order == tuple(reversed(range(n)))
-                rows = do(p.reverse, axis=0) if back else do(by_rows, order=order)
-                yield backward(
-                    keys, "permuted", prior, text, rows, drawn=not back, follow_all=True, saved=names, axis=0
-                )
 
 
 def _left_out(maker: Node | None, other: Node | None, key: Key, by: Key) -> tuple[str, dict[str, Any], tuple[str, ...]]:
@@ -116,43 +94,6 @@ def _left_out(maker: Node | None, other: Node | None, key: Key, by: Key) -> tupl
     if other is not None and key in other.makers and other.name in ("mul", "div"):  # a product in place of its factor
         return "wrong_factor", {"factor": other.expression}, ("wrong_saved_tensor",)
     return "wrong_saved_tensor", {}, ()
-
-
-def _orders(graph: Graph, n: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The orders of n rows that the golden uses, their inverses, and the reverse order."""
-    orders: dict[tuple[int, ...], str] = {}
-    for node in graph.nodes:
-        for out in node.out if isinstance(node.out, list | tuple) else (node.out,):
-            if whole(out) and out.dim() == 1 and len(out) == n and len(orders) < _ORDERS:
-                index = out.long()
-                if torch.equal(index.sort().values, torch.arange(n, device=index.device)):
-                    orders.setdefault(tuple(index.tolist()), f"in the order of {node.expression}")
-                    orders.setdefault(tuple(index.argsort().tolist()), f"in the order that {node.expression} undoes")
-    orders.setdefault(tuple(reversed(range(n))), "in reverse order")
-    return [(how, order) for order, how in orders.items() if order != tuple(range(n))]
-
-
-def _other_rows(key: Key, name: str, places: list[Place], axis: int, n: int) -> Iterator[NamedEdit]:
-    """A value computed for one place and read at another: a neighbour's, or the first one's."""
-    moves: list[tuple[str, str, Primitive, tuple[str, ...], float]] = []
-    for step in (1, -1) if n > 2 else ():
-        where = f"of the {'previous' if step > 0 else 'next'} position along axis {axis}"
-        for edge, how, rarer in (("own", "its own at the end", 0.0), ("around", "wrapping around", 0.01)):
-            move = do(p.shift, axis=axis, step=step, edge=edge)
-            moves.append(("shifted", f"{where}, {how}", move, ("off_by_one",) if edge == "own" else (), rarer))
-    if n > 1:
-        first = do(p.reindex, axis=axis, rule="first")
-        text = f"of the first position along axis {axis} for all"
-        moves.append(("wrong_stride", text, first, ("invalid_index", "wrong_factor"), 0.0))
-    shape = places[0][0].args[places[0][1]].shape
-    for cause, how, move, also, rarer in moves:
-        also = (*also, "wrong_saved_tensor")
-        text = f"the backward reads {name} {how}"
-        yield backward((key,), cause, 0.46 - rarer, text, move, also, saved=name, axis=axis)
-        for node, i in places if 1 < len(places) <= _READERS else ():
-            if node.args[i].shape == shape:
-                text = f"{node.expression} in the backward reads {name} {how}"
-                yield named(node, cause, 0.42 - rarer, text, (i, move), also=also, saved=name, axis=axis)
 
 
 def _by_columns(graph: Graph) -> Iterator[NamedEdit]:

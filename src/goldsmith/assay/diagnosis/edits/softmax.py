@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -12,11 +12,9 @@ from ..graph.tensors import floating
 from .golden_edit import CALL, NamedEdit, do, named
 from .primitives.repartitions import (
     early_factors,
-    less_maximum,
     logsumexp_from,
     online_logsumexp,
     online_softmax,
-    own_maxima,
     softmax_from,
     softmax_total,
 )
@@ -73,8 +71,6 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
                 yield _not_rescaled(node, "sum", block, online)
     elif node.name in ("sum", "mm", "bmm"):
         yield from _softened_factors(node)
-    elif node.name == "sub":
-        yield from _undivided(node, nodes)
 
 
 def _totals(node: Node) -> Iterator[NamedEdit]:
@@ -143,33 +139,3 @@ def _softened_factors(node: Node) -> Iterator[NamedEdit]:
             for block in _blocks(x.shape[axis]):
                 early = place, do(early_factors, axis=axis % x.dim(), block=block)
                 yield _not_rescaled(node, which, block, early)
-
-
-def _undivided(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
-    """exp(x - max(x)) in place of exp(x - logsumexp(x)), also where the backward recomputes it."""
-    key = node.makers[1] if len(node.makers) == 2 else -1
-    maker = nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
-    if maker is None or maker.name != "logsumexp" or node.args[0].shape != maker.args[0].shape:
-        return
-    if node.args[1].numel() == maker.out.numel():
-        text = f"the exponentials of {node.expression} are not divided by their sum, only by their largest"
-        yield named(node, "wrong_factor", 0.6, text, (CALL, do(less_maximum, axes=tuple(maker.args[1]))),
-                    also=("missing_rescale", "missing_term"), factor="the sum")  # fmt: skip
-
-
-def by_parts(nodes: Sequence[Node], among: set[int], numbers: Mapping[str, object]) -> Iterator[NamedEdit]:
-    """Parts of equal length, as ranks or splits have them, each with its own maximum."""
-    counts = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
-    for node in nodes:
-        if node.index not in among or node.name not in (*_SOFTMAX, "logsumexp") or not floating(node.args[0]):
-            continue
-        axes = node.args[1] if node.name == "logsumexp" else [node.args[1]]
-        if len(axes) != 1 or not node.args[0].dim():
-            continue
-        axis, keep = axes[0] % node.args[0].dim(), node.name == "logsumexp" and len(node.args) > 2 and node.args[2]
-        n = node.args[0].shape[axis]
-        for block, parts in {-(-n // parts): parts for parts in (*range(2, 9), *counts) if parts < n}.items():
-            text = f"in {parts} parts of {node.expression}, each part subtracts its own maximum before exp, "
-            text += "and the parts are joined without rescaling"
-            own = CALL, do(own_maxima, axis=axis, block=block, keep=bool(keep))
-            yield named(node, "missing_rescale", 0.55, text, own, also=("missing_partition",), block=block, parts=parts)

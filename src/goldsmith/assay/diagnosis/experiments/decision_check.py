@@ -1,4 +1,4 @@
-"""Examines a decision that is reported as the first wrong stage: is it wrong, and which changed scores explain it?"""
+"""Examines a decision that is reported as the first wrong stage: is it wrong?"""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import torch
 
 from ...judge.examination import Examination, decided
 from ..facts.evidence import CULPRIT, OK, Evidence
-from ..whatif import choices
 
 
-def explain_decision(examination: Examination, evidence: Evidence) -> None:
-    """Adds to the evidence what explains a wrong decision; for a right one, the first wrong stage of another run.
+def examine_decision(examination: Examination, evidence: Evidence) -> None:
+    """For a right decision, adds the first wrong stage of another run to the evidence.
 
     A decision may fail only in another run, for example with large inputs. Then it merely follows from the first wrong
     stage of that run.
@@ -24,7 +23,6 @@ def explain_decision(examination: Examination, evidence: Evidence) -> None:
     if got is None or golden is None or got.shape != golden.shape:
         return
     if not torch.equal(got.double(), golden.double()):
-        evidence.whatif = choices.explain(examination, name) or evidence.whatif
         return
     if evidence.tensor == name and evidence.got is None:
         evidence.got, evidence.golden, evidence.stored = got.double(), golden.double(), str(got.dtype)[6:]

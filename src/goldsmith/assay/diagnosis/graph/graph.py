@@ -11,9 +11,6 @@ from torch import Tensor
 from .node import Key, Node
 from .tensors import floating, seen_through
 
-_ALIASES = frozenset("detach alias".split())
-Place = tuple[Node, int]  # an operator and the position of one of its operands
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -50,22 +47,6 @@ class Graph:
     def read_back(self) -> set[Key]:
         """Keys of the tensors that the backward operators behind the wrong tensor read."""
         return {key for n in self.nodes if n.backward and n.index in self.behind for key in n.makers}
-
-    @cached_property
-    def saved(self) -> dict[Key, tuple[str, list[Place]]]:
-        """The forward's tensors that the backward reads: name and backward readers."""
-        names: dict[Key, str] = {}
-        readers: dict[Key, list[Place]] = {}
-        for node, i, key, _ in self.operands():
-            if not node.backward:
-                names[key] = node.operand(i)  # the last name wins: a stage is named after it was computed
-            elif key in names and node.index in self.behind and node.name not in _ALIASES:
-                readers.setdefault(key, []).append((node, i))
-        return {
-            key: (names[key] or "a saved tensor", places)
-            for key, places in readers.items()
-            if not str(key).startswith("grad_")
-        }
 
 
 def followed(

@@ -90,11 +90,6 @@ def compared(calls: Sequence[Node], among: set[int]) -> set[int]:
     return operators & among
 
 
-def read_back(calls: Sequence[Node], among: set[int]) -> set[Key]:
-    """Keys of the tensors that the backward operators in `among` read."""
-    return {key for call in calls if call.backward and call.index in among for key in call.makers}
-
-
 _SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
 _LONG = 36
 

@@ -81,15 +81,6 @@ def with_result(change: Callable[..., Tensor]) -> Changed:
     return run
 
 
-def with_arguments(change: Callable[..., tuple]) -> Changed:
-    """The operator called with changed arguments."""
-
-    def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        return func(*change(args), **kwargs)
-
-    return run
-
-
 def instead(make: Callable[..., Tensor]) -> Changed:
     """Another function of the same arguments; written in place if the operator is in place."""
 

@@ -25,10 +25,10 @@ def changes(edits: Iterable[NamedEdit | Change], nodes: Sequence[Node]) -> Itera
             continue
 
         def instead(tensors: Mapping[Key, Tensor], edit: NamedEdit = edit) -> Mapping[Key, Tensor]:
-            return followed(nodes, EditedRun(edit.edit).saved(tensors), None if edit.edit.follow_all else THROUGH)
+            return followed(nodes, EditedRun(edit.edit).saved(tensors), THROUGH)
 
         yield Change(edit.cause, edit.text, -1, None, edit.params, edit.prior, saved=instead, also=edit.also,
-                     drawn=edit.drawn, edit=edit.edit)  # fmt: skip
+                     edit=edit.edit)  # fmt: skip
 
 
 def change_of(edit: NamedEdit) -> Change:

@@ -24,10 +24,9 @@ from ..graph.replay import Replay, Unknown, taped
 from . import offers
 from .change import Change
 from .free_numbers import EXPLAINED, sought
-from .inputs import composed_slices
 from .judge import Judge
-from .substituted_saved import read_instead
 from .vanishing import vanishing
+from .whole_runs import composed_slices
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
 _MOST_CHANGES = 4000  # changes to try
@@ -127,7 +126,6 @@ class Search:
                 self._texts.add((what.cause, what.text))
                 self._explanations.append((change, what))
                 self._raise_least_prior(change, what)
-                self._explanations += self._read_instead(change, what)
             if spent() or enough():
                 return self._whatifs()
         self.left = False
@@ -152,14 +150,6 @@ class Search:
             return bool(exact_after) and now > exact_after + max(exact_after, _LEAST_SECONDS)
 
         return enough
-
-    def _read_instead(self, change: Change, what: WhatIf) -> list[tuple[Change, WhatIf]]:
-        """If the forward is right: the same gradient, explained by a backward that reads the wrong tensor."""
-        sent = self.tensor.endswith(".grad") and change.composed is None and change.free is None
-        if not sent or not what.exact or not what.whole or self._share_of_others(change, forward=True) == 1:
-            return []
-        other = read_instead(what, self.examination.ref.values, self._run_changed(change, "") or {})
-        return [] if other is None else [(change, other)]
 
     def _raise_least_prior(self, change: Change, what: WhatIf) -> None:
         if not (what.exact and what.whole and change.free is None and what.prior - _ALL_OTHERS[0] > self._least_prior):

@@ -8,7 +8,7 @@ an addition should.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..edits.reductions import one_axis
 from ..graph.node import Key, Node
-from ..graph.tensors import floating, whole
+from ..graph.tensors import floating
 from .change import Change, with_result
 from .judge import Judge
 
@@ -33,9 +33,7 @@ _NUMBERS = 1 << 20  # addends of a sum of the forward, at most
 _SPARSE = 0.5  # share of its addends: with more nonzero ones it is not a scatter
 
 
-def changes(calls: Sequence[Node], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]) -> Iterator[Change]:
-    """Integer inputs among the leaves may give an order of rows."""
-    orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
+def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[Change]:
     for call in calls:
         made = call.index in among and floating(call.out) and call.out.numel() == judge.golden.numel()
         if not made or call.backward and call.out.numel() > _PLACES:
@@ -46,9 +44,9 @@ def changes(calls: Sequence[Node], among: set[int], judge: Judge, leaves: Mappin
             if not call.backward or call.name not in _SCALED or bool(((out == 0) != (golden == 0)).any()):
                 continue
             times = torch.where(golden == 0, times, golden / out)
-        change = _change(calls, call, judge, times, orders)
+        change = _change(calls, call, judge, times)
         if change is not None:
-            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge, leaves))
+            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
 
 
 def _linear(calls: Sequence[Node], call: Node, i: int, a: object) -> bool:
@@ -112,9 +110,7 @@ def _sent(call: Node, at: int) -> Addends | None:
     return addends, torch.arange(len(rows), device=addends.device).expand(addends.shape), sent
 
 
-def _change(
-    calls: Sequence[Node], call: Node, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]
-) -> Change | None:
+def _change(calls: Sequence[Node], call: Node, judge: Judge, times: Tensor) -> Change | None:
     known = _addends(calls, call)
     if known is None:
         return None
@@ -142,9 +138,7 @@ def _change(
         right = set(known[1][~wrong][known[0][~wrong] != 0].tolist())
         cause, how, also = _dealt(addends, kept, source, right)
     else:
-        cause, how, also = _in_order(addends, kept, source, sent, orders) or _read(
-            addends, kept, source, call.name in _AT_INDICES
-        )
+        cause, how, also = _read(addends, kept, source, call.name in _AT_INDICES)
     if not call.backward and sent is not None and cause != "lost_update":
         return None  # a part of the rows that are added: edits of the operator say which part
     text = f"of the addends of {call.expression} {how}"
@@ -162,21 +156,6 @@ def _dealt(addends: Tensor, kept: Tensor, source: Tensor, right: set[int]) -> tu
             how = "one is left: a store stands where an addition should"
         return "lost_update", how, ("overwritten_accumulator",)
     return "missing_term", "some are lost", ("lost_update", "truncated_reduction")
-
-
-def _in_order(
-    addends: Tensor, kept: Tensor, source: Tensor, sent: Tensor, orders: Mapping[str, Tensor]
-) -> tuple[str, str, tuple[str, ...]] | None:
-    """Whole rows of the incoming gradient are lost: those that an index sorts to the end, in the last tile."""
-    rows = source // max(sent[:1].numel(), 1)
-    lost = set(rows[(addends != 0) & (kept == 0)].tolist())
-    if lost & set(rows[(addends != 0) & (kept > 0)].tolist()):
-        return None
-    for name, order in orders.items():
-        if len(order) == len(sent) and 0 < len(lost) < len(order) and lost == set(order[-len(lost) :].tolist()):
-            text = f"the last {len(lost)} of {len(order)} rows, in the order of {name}, are lost"
-            return "truncated_reduction", text, ("off_by_one", "never_written", "missing_term")
-    return None
 
 
 def _choices(n: int) -> Tensor:

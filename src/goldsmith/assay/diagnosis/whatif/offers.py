@@ -9,81 +9,47 @@ from typing import Any
 
 import torch
 
-from ..edits import arithmetic, epsilons, indices, integers, masks, offsets, readers, saved, scalars, scans, softmax
+from ..edits import arithmetic, epsilons, indices, integers, masks, offsets, readers, saved, scalars, softmax, unfold
 from ..edits import inputs as input_edits
 from ..edits import reductions as reduction_edits
-from ..edits.forms import chosen_entries, loop_bounds, partial_factors, pieces, repeated_rows, uncovered_rows
 from ..edits.golden_edit import NamedEdit
-from ..edits.gradients import blocks, choices, factors, marginals, restarts, slopes
+from ..edits.gradients import factors
 from ..edits.gradients import indices as gradient_indices
-from ..edits.operators import convolutions, group_counts, padding, pooling, unfold
 from ..experiments.isolate import named
 from ..graph.graph import Graph
 from ..graph.loops import turning
 from ..graph.node import Node
-from . import call_groups, lost_addends, rank_addends
-from .backward import rank_sums, recomputation, regrouped_sums, single_readers, softmax_inner_products
+from . import call_groups, lost_addends
 from .change import Change
 from .edited import changes
-from .inputs import composed_slices, sequence_boundaries, swapped_results
-from .loops import gradient_carries, padded_ends, turn_offsets
 from .search_context import SearchContext
+from .whole_runs import composed_slices, padded_ends, recomputation, swapped_results
 
 Source = Callable[..., Iterable[NamedEdit | Change]]
 # (kind, its edits, the arguments by name)
 _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("inputs", input_edits.edits, "inputs narrowable"),
     ("integers", integers.edits, "inputs numbers"),
-    ("sequence boundaries", sequence_boundaries.changes, "inputs tensor"),
     ("swapped results", swapped_results.changes, "results candidate tensor"),
     ("scalars", scalars.edits, "scalars inputs"),
     ("composed slices", composed_slices.changes, "inputs tensor numbers"),
-    ("invalid indices", masks.unchecked_indices, "nodes behind"),
-    ("normalisation", softmax.by_parts, "nodes behind numbers"),
-    ("uncovered rows", uncovered_rows.edits, "graph numbers"),
-    ("repeated rows", repeated_rows.edits, "graph"),
-    ("pieces", pieces.edits, "graph"),
     ("readers", readers.edits, "graph stages"),
-    ("saved tensors", saved.edits, "graph handed"),
-    ("slopes", slopes.edits, "graph"),
-    ("padding", padding.edits, "graph"),
+    ("saved tensors", saved.edits, "graph"),
     ("padded ends", padded_ends.changes, "search nodes"),
-    ("single readers", single_readers.changes, "nodes behind"),
-    ("turn offsets", turn_offsets.changes, "nodes behind"),
-    ("segment offsets", offsets.left_out, "graph"),
-    ("masked terms", masks.hidden_terms, "nodes behind"),
-    ("loop bounds", loop_bounds.edits, "graph"),
     ("factors", factors.edits, "graph"),
-    ("partial factors", partial_factors.edits, "graph"),
 )
 _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("arithmetic", arithmetic.edits),
     ("epsilons", epsilons.edits),
     ("reductions", reduction_edits.edits),
     ("softmax", softmax.edits),
-    ("scans", scans.edits),
     ("indices", indices.edits),
-    ("integer signs", indices.integer_signs),
     ("masks", masks.edits),
-    ("convolutions", convolutions.edits),
     ("unfold", unfold.edits),
-    ("chosen entries", chosen_entries.edits),
-    ("pooling", pooling.edits),
     ("offsets", offsets.edits),
-    ("group counts", group_counts.edits),
-    ("layouts", pieces.layouts),
 )
 # mistakes that occur only in backward passes written by hand
-_OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
-    ("marginals", marginals.edits, "graph"),
-    ("restarts", restarts.edits, "graph"),
-    ("choices", choices.edits, "graph"),
-    ("regrouped sums", regrouped_sums.changes, "nodes behind"),
-    ("gradient carries", gradient_carries.changes, "nodes behind inputs"),
-    ("rank sums", rank_sums.changes, "nodes behind numbers"),
-    ("blocks", blocks.edits, "graph"),
-    ("gradient indices", gradient_indices.edits, "graph numbers"),
-)
+_OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (("gradient indices", gradient_indices.edits, "graph numbers"),)
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
@@ -107,16 +73,9 @@ def of(search: SearchContext, nodes: list[Node]) -> list[Change]:
             by_node[node.index] = [*own, *often]
     waiting += offered("call groups", call_groups.grouped, nodes, by_node)
     waiting += offered("recomputation", recomputation.changes, nodes, by_node, search.tensor)
-    waiting += _drawn(offered("rank addends", rank_addends.changes, nodes, search.judge))
-    waiting += _drawn(offered("lost addends", lost_addends.changes, nodes, search.behind, search.judge, search.leaves))
+    waiting += _drawn(offered("lost addends", lost_addends.changes, nodes, search.behind, search.judge))
     if search.tensor.endswith(".grad"):
-        sent = [
-            c for kind, edits, names in _OF_A_BACKWARD for c in offered(kind, edits, *map(known.get, names.split()))
-        ]
-        alone = [c for index in by_node if nodes[index].backward for c in by_node[index]]
-        waiting += sent + _drawn(
-            offered("softmax inner products", softmax_inner_products.changes, nodes, search.behind, [*sent, *alone])
-        )
+        waiting += of_table(_OF_A_BACKWARD)
     return waiting
 
 
@@ -129,7 +88,7 @@ def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
     return {
         "search": search, "nodes": nodes, "behind": search.behind, "graph": Graph(nodes, search.behind),
         "inputs": search.leaves, "tensor": search.tensor, "scalars": material.scalars,
-        "numbers": {**material.sizes, **material.scalars}, "handed": examination.target.saved,
+        "numbers": {**material.sizes, **material.scalars},
         "narrowable": frozenset(n for n, t in material.inputs.items() if t.dtype == torch.float32),
         "results": ref.values, "candidate": {n: t for n, (_, t) in named(search.own).items()},
         "stages": {**{n: t for n, t in search.leaves.items() if not n.startswith("grad_")}, **stages},

@@ -16,8 +16,8 @@ from ...graph.node import Node
 from ...graph.tensors import floating, whole
 from ..golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Part, do, named
 from ..primitives.positions import other_rows, repeat_block, shift_owners
-from .blocks import BLOCKS
 
+_BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
 _CHECKED = frozenset("index index_put gather scatter scatter_add index_select index_add".split())
 _SPARSE = frozenset(
     "diagonal_backward scatter scatter_add index_put nll_loss_backward nll_loss2d_backward select_backward".split()
@@ -72,7 +72,7 @@ def _tiled(graph: Graph) -> Iterator[NamedEdit]:
         shape = members[0].out.shape
         sets = [(a,) for a in range(len(shape))] + ([(len(shape) - 2, len(shape) - 1)] if len(shape) > 1 else [])
         for axes in sets:
-            for block in (b for b in BLOCKS if b < min(shape[a] for a in axes)):
+            for block in (b for b in _BLOCKS if b < min(shape[a] for a in axes)):
                 where = " and ".join(map(str, axes))
                 text = f"the first block of {block} of {members[0].expression} is repeated in every block, axis {where}"
                 repeat = do(repeat_block, axes=axes, block=block)

@@ -65,17 +65,9 @@ def zero_for_infinity(x: Tensor) -> Tensor:
     return x.masked_fill(torch.isneginf(x), 0.0)
 
 
-def keep_operand(call: OperatorCall, *, at: int) -> Tensor:
-    return call.args[at].clone()
-
-
 def mask_of(limited: Tensor | None, out: Tensor) -> Tensor:
     """The result of a comparison, or where a limit is not reached."""
     return out if limited is None else limited == out
-
-
-def keep_where(x: Tensor, out: Tensor, limited: Tensor | None = None, *, kept: bool) -> Tensor:
-    return torch.where(mask_of(limited, out) == kept, x, torch.zeros_like(x))
 
 
 def limited(name: str, args: tuple, out: object) -> bool:

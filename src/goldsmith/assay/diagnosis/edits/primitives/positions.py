@@ -29,11 +29,6 @@ def reverse(x: Tensor, *, axis: int) -> Tensor:
     return x.flip(axis)
 
 
-def reorder(x: Tensor, *, order: tuple[int, ...]) -> Tensor:
-    """The components of the last axis in another order."""
-    return x[..., list(order)].contiguous()
-
-
 # position i of n is read at:
 RULES = {
     "halved": lambda i, n, b: i // 2,
@@ -126,15 +121,6 @@ INDEX_RULES = {
 }
 
 
-def hide_rows(
-    x: Tensor, index: Tensor | list, *, behind: int, limit: int = 0, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Zeros for rows that were looked up from `limit` on, or at indices that become negative in a narrow dtype."""
-    i = next(i for i in index if i is not None) if isinstance(index, list | tuple) else index
-    lost = i >= limit if dtype is None else i.to(dtype) < 0
-    return x.masked_fill(lost.reshape(*lost.shape, *[1] * behind), 0.0)
-
-
 def other_rows(i: Tensor, *, old: int, new: int) -> Tensor:
     """Places of a table with rows of `new` elements, in place of `old`."""
     return i // old * new + i % old
@@ -199,20 +185,6 @@ def cast_through(t: Tensor, *, dtype: torch.dtype) -> Tensor:
     return (t if t.is_floating_point() else t.long()).to(dtype).to(t.dtype)
 
 
-def read_as_width(t: Tensor, *, wide: torch.dtype, narrow: torch.dtype) -> Tensor:
-    """Integers of one width read as another width: the start of their memory stands for all of it."""
-    lying = t.to(wide).contiguous().flatten().view(narrow)
-    return lying[: t.numel()].reshape(t.shape).to(t.dtype)
-
-
-def reverse_bits(t: Tensor, *, bits: int) -> Tensor:
-    """The parts of a byte in reverse order."""
-    byte, out = t.view(torch.uint8).long(), torch.zeros_like(t, dtype=torch.int64)
-    for at in range(0, 8, bits):
-        out |= (byte >> at & ((1 << bits) - 1)) << (8 - bits - at)
-    return out.to(torch.uint8).view(t.dtype)
-
-
 def view_bytes(t: Tensor, *, dtype: torch.dtype) -> Tensor:
     return t.view(dtype)
 
@@ -230,17 +202,6 @@ def wraps(t: Tensor) -> Iterator[tuple[int, torch.dtype]]:
 
 
 # views
-
-
-def split_in_turn(call: OperatorCall, *, axis: int, shape: tuple[int, ...]) -> Tensor:
-    """(n) seen as (a, b), with the elements in the order of (b, a)."""
-    other = (*shape[:axis], shape[axis + 1], shape[axis], *shape[axis + 2 :])
-    return call.x.reshape(other).transpose(axis, axis + 1).contiguous()
-
-
-def join_in_turn(call: OperatorCall, *, axis: int, shape: tuple[int, ...]) -> Tensor:
-    """(a, b) seen as (n), with the elements in the order of (b, a)."""
-    return call.x.transpose(axis, axis + 1).reshape(shape).contiguous()
 
 
 def narrow(call: OperatorCall, *, axis: int, start: int, size: int, squeeze: bool) -> Tensor:
@@ -329,33 +290,3 @@ def shift_groups(call: OperatorCall, *, edge: str, late: bool) -> Tensor:
 
 
 # pieces and layouts
-
-
-def other_pieces(call: OperatorCall, *, takes: tuple[tuple[int, int], ...]) -> list[Tensor]:
-    """The pieces of a cut tensor, some of them in the place of others."""
-    pieces, instead = call.on(*call.args), dict(takes)
-    return [pieces[instead.get(i, i)] for i in range(len(pieces))]
-
-
-def other_piece(call: OperatorCall, *, place: tuple) -> Tensor:
-    return call.on(call.x, *place)
-
-
-def memory_order(x: Tensor) -> list[int]:
-    """The axes in memory order, the outermost first."""
-    return sorted(range(x.dim()), key=lambda d: (-x.stride()[d], d))
-
-
-def with_layout(call: OperatorCall, *, i: int, j: int, stores: bool) -> Tensor:
-    """A lookup or a store in memory of which two axes are exchanged."""
-    order = memory_order(call.x)
-    back = [order.index(d) for d in range(call.x.dim())]
-    laid = call.x.permute(order).contiguous()
-    turned = list(laid.shape)
-    turned[i], turned[j] = turned[j], turned[i]
-    seen = laid.view(turned).transpose(i, j).permute(back)
-    out = call.on(seen.clone() if stores else seen.contiguous(), *call.args[1:])
-    if not stores:
-        return out
-    stored = out.permute(order).transpose(i, j).contiguous().view(laid.shape).permute(back)
-    return torch.empty_like(call.x).copy_(stored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from ..golden_edit import OperatorCall
 from .spans import Span
 
-NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
 _REDUCE: dict[str, Callable[..., Tensor]] = {
     "cumsum": torch.sum, "cumprod": torch.prod, "logcumsumexp": torch.logsumexp, "sum": torch.sum, "mean": torch.mean,
     "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm, "logsumexp": torch.logsumexp,
@@ -60,28 +58,6 @@ def softmax_total(
         away = x - x.amax(axis, keepdim=True)
         total = torch.logsumexp(away, other, keepdim=True)
     return away - total if log else torch.exp(away - total)
-
-
-def shares_of_all(call: OperatorCall, all: Tensor, at: Tensor | tuple, *, axis: int) -> Tensor:
-    """The chosen entries' shares of a softmax over all entries."""
-    chosen = torch.softmax(all, axis).gather(axis, at if isinstance(at, Tensor) else at[1])
-    if chosen.shape != call.x.shape:
-        raise RuntimeError("not all of the chosen entries")
-    return chosen
-
-
-def divide_by_sum(x: Tensor | OperatorCall, *, axis: int) -> Any:
-    """Values, or the values of a choice, divided by their sum."""
-    if isinstance(x, Tensor):
-        return x / x.sum(axis, keepdim=True)
-    values, *others = x.on(*x.args)
-    return (values / values.sum(axis, keepdim=True), *others)
-
-
-def less_maximum(call: OperatorCall, *, axes: tuple[int, ...]) -> Tensor:
-    """x less its maximum, in place of its logsumexp."""
-    top = call.x.amax(axes, keepdim=True).reshape(call.args[1].shape)
-    return call.on(call.x, top, *call.args[2:])
 
 
 def softmax_from(call: OperatorCall, *, of: Callable[[Tensor, Tensor, Tensor], Tensor], axis: int) -> Tensor:
@@ -133,62 +109,9 @@ def _step_by_step(x: Tensor, axis: int) -> Tensor:
     return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
 
 
-def own_maxima(call: OperatorCall, *, axis: int, block: int, keep: bool = False) -> Tensor:
-    """Each block subtracts its own maximum before exp; the blocks are joined without rescaling."""
-    x, name = call.x, call.name
-    each = torch.cat([torch.exp(p - p.amax(axis, keepdim=True)) for p in x.split(block, axis)], axis).nan_to_num()
-    if name == "logsumexp":
-        return each.sum(axis, keep).log() + x.amax(axis, keep)
-    total = each.sum(axis, keepdim=True)
-    return each / total if name == "_softmax" else x - x.amax(axis, keepdim=True) - total.log()
-
-
 # scans
-
-
-def scan_blocks(call: OperatorCall, *, axis: int, block: int, first: int, carry: bool) -> Tensor:
-    """Each block starts afresh, or carries over the previous block's own total; the first is longer by `first`."""
-    x = call.x
-    n = x.shape[axis]
-    sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
-    parts = x.split(sizes, axis)
-    if not carry:
-        return torch.cat([call.func(part, axis) for part in parts], axis)
-    scanned = [call.func(parts[0], axis)]
-    for before, part in zip(parts, parts[1:], strict=False):
-        own = before.narrow(axis, before.shape[axis] - block, block)
-        both = call.func(torch.cat((own, part), axis), axis)
-        scanned.append(both.narrow(axis, block, part.shape[axis]))
-    return torch.cat(scanned, axis)
-
-
-def scan_rounds(call: OperatorCall, *, axis: int, block: int, first: int) -> Tensor:
-    """Each block's doubling scan misses its last round: it covers block // 2 places. Its last value is carried on."""
-    value, reduce, reach = NEUTRAL[call.name], _REDUCE[call.name], block // 2
-    x = call.x
-    scanned = [x.narrow(axis, 0, first)] if first else []
-    for part in x.narrow(axis, first, x.shape[axis] - first).split(block, axis):
-        own = _windows(part, axis, reach, value, reduce)
-        carry = scanned[-1].narrow(axis, scanned[-1].shape[axis] - 1, 1).expand(own.shape) if scanned else None
-        scanned.append(own if carry is None else reduce(torch.stack((own, carry)), 0))
-    return torch.cat(scanned, axis)
-
-
-def scan_window(call: OperatorCall, *, axis: int, width: int) -> Tensor:
-    """A doubling scan over the whole axis that misses its last rounds, so it covers only `width` places."""
-    return _windows(call.x, axis, width, NEUTRAL[call.name], _REDUCE[call.name])
 
 
 def _windows(x: Tensor, axis: int, width: int, value: float, reduce: Callable[..., Tensor]) -> Tensor:
     before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], value)
     return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
-
-
-def scan_exclusive(call: OperatorCall, *, axis: int) -> Tensor:
-    result = call.func(call.x, axis).roll(1, axis)
-    result.select(axis, 0).fill_(NEUTRAL[call.name])
-    return result
-
-
-def scan_backwards(call: OperatorCall, *, axis: int) -> Tensor:
-    return call.func(call.x.flip(axis), axis).flip(axis)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...graph.tensors import replaced
 from ..golden_edit import OperatorCall
 
 
@@ -107,46 +105,5 @@ def store_taps(call: OperatorCall, *, last: bool) -> Tensor:
 # convolutions
 
 
-def drop_taps(w: Tensor, *, places: tuple[tuple[int, int], ...]) -> Tensor:
-    """A kernel without the taps at these (axis, place)."""
-    at = dict(places)
-    w = w.clone()
-    w[tuple(at.get(axis, slice(None)) for axis in range(w.dim()))] = 0
-    return w
-
-
 def flip(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     return x.flip(axes)
-
-
-def _with_gradient(call: OperatorCall, which: int, value: Tensor) -> tuple:
-    """The results of a convolution's backward with another gradient of the input (0), kernel (1) or bias (2)."""
-    out = list(call.on(*call.args))
-    out[which] = value
-    return tuple(out)
-
-
-def with_kernel(call: OperatorCall, *, of: Any) -> tuple:
-    """The gradient of the input, by another kernel."""
-    return _with_gradient(call, 0, call.on(*replaced(call.args, 2, of(call.args[2])))[0])
-
-
-def of_samples(call: OperatorCall, *, which: int, lo: int, hi: int) -> tuple:
-    """The gradient of the kernel or of the bias, from some of the samples."""
-    part = call.on(call.args[0][lo:hi], call.args[1][lo:hi], *call.args[2:])
-    return _with_gradient(call, which, part[which])
-
-
-def store_kernel_taps(call: OperatorCall, *, last: bool) -> tuple:
-    """Of the taps that reach an input place only one survives: the last, or the first, in kernel order."""
-    w = call.args[2]
-    out = torch.zeros_like(call.args[1])
-    taps = list(product(*(range(n) for n in w.shape[2:])))
-    for tap in taps if last else reversed(taps):
-        alone, reach = torch.zeros_like(w), torch.zeros_like(w)
-        at: Any = (slice(None), slice(None), *tap)
-        alone[at], reach[at] = w[at], 1
-        value = call.on(*replaced(call.args, 2, alone))[0]
-        reached = call.on(torch.ones_like(call.x), call.args[1], reach, *call.args[3:])[0]
-        out = torch.where(reached != 0, value, out)
-    return _with_gradient(call, 0, out)

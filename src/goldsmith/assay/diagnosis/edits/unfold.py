@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ...graph.node import Node
-from ...graph.tensors import floating
-from ..golden_edit import CALL, RESULT, NamedEdit, do, named
-from ..primitives import windows as w
-from .convolutions import STEPS
+from ..graph.node import Node
+from ..graph.tensors import floating
+from .golden_edit import CALL, RESULT, NamedEdit, do, named
+from .primitives import windows as w
 
+_STEPS = ((1, "after it"), (-1, "before it"))
 _ALSO = ("mask_shift", "off_by_one")
 _TAPS = 64
 
@@ -30,7 +30,7 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
 def _windows(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     x, axis = node.args[0], node.args[1] % node.args[0].dim()
     before, behind = _padding(node, nodes, axis)
-    for step, way in STEPS:
+    for step, way in _STEPS:
         text = f"every window of {node.expression} reads the positions {way}"
         moved = 0, do(w.slide, axis=axis, step=step)
         yield named(node, "shifted", 0.5, text, moved, also=_ALSO, axis=axis, step=step)
@@ -70,7 +70,7 @@ def _gradients(node: Node) -> Iterator[NamedEdit]:
         yield named(node, "off_by_one", 0.65, text, without, also=("truncated_reduction",), tap=at % node.args[3])
     reverse = 0, do(w.flip, axes=(-1,))
     yield named(node, "permuted", 0.6, f"{expression} takes the taps in reverse order", reverse)
-    for step, way in STEPS:
+    for step, way in _STEPS:
         text = f"{expression} gives every position the gradient of the one {way}"
         slid = RESULT, do(w.slide, axis=axis, step=step)
         yield named(node, "shifted", 0.5, text, slid, also=_ALSO, step=step)

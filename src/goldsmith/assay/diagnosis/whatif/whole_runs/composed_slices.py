@@ -20,7 +20,6 @@ _SHORTEST, _LONGEST = 2, 4096  # length of an axis that is cut
 _ALL_SIZES_TO = 8  # all block sizes up to this are tried, and then powers of two
 _MOST_BLOCKS = 64  # along an axis
 _MOST_ELEMENTS = 1 << 20  # elements of an input that is cut
-_TILES = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 _SECONDS = 3.0  # CPU seconds in total
 Values = Mapping[str, Tensor]
 Assemble = Callable[[list[Tensor], list[int]], Tensor | None]  # the blocks' results and lengths -> one result
@@ -59,16 +58,12 @@ def changes(leaves: Values, tensor: str, numbers: Mapping[str, Any]) -> Iterator
     if tensor.endswith(".grad"):
         return  # a gradient would need the output gradients to be cut as well
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
-    yield from _running_sums()
     spent = [0.0]
     for names, axis, n in _groups(inputs):
         for block in _blocks(n):
             yield from _in_blocks(names, axis, n, block, tensor, spent)
     for names, axis, n in _groups(inputs):
         yield from _interleaved(names, axis, n, numbers)
-
-
-# blocks
 
 
 def _groups(inputs: Values) -> Iterator[tuple[tuple[str, ...], int, int]]:
@@ -115,51 +110,9 @@ def _in_blocks(
         prior -= 0.05 * (block < 2)
         return Change(cause, f"{block_text} {text}", -1, None, params, prior, composed=composed, also=also)
 
-    yield assembled_change(
-        "the last block replaces all blocks before it",
-        "overwritten_accumulator",
-        0.45,
-        lambda v, k: v[-1],
-        "truncated_reduction",
-        "missing_term",
-    )
-    yield assembled_change(
-        "only the first block is used", "truncated_reduction", 0.45, lambda v, k: v[0], "overwritten_accumulator"
-    )
-    if len(set(lengths)) > 1:
-        yield assembled_change(
-            "all blocks have the same weight, although the last one is shorter",
-            "wrong_factor",
-            0.45,
-            lambda v, k: torch.stack(v).mean(0),
-            "wrong_mask",
-            "missing_partition",
-        )
-    yield assembled_change(
-        "the results of the blocks are averaged, without the terms between blocks",
-        "missing_term",
-        0.43,
-        lambda v, k: torch.stack([a * (b / n) for a, b in zip(v, k, strict=True)]).sum(0),
-        "missing_rescale",
-    )
-    yield assembled_change(
-        "the results of the blocks are added up",
-        "missing_rescale",
-        0.4,
-        lambda v, k: torch.stack(v).sum(0),
-        "missing_term",
-        "repeated_term",
-    )
-    yield assembled_change(
-        "each block ignores the blocks before it",
-        "missing_term",
-        0.45,
-        _concatenated,
-        "truncated_reduction",
-        "overwritten_accumulator",
-        keeps_axis=True,
-    )
-    yield _last_increment(names, axis, n, block, block_text, params)
+    for text, cause, prior, assemble, also in _WAYS:
+        if assemble is not _unweighted or len(set(lengths)) > 1:
+            yield assembled_change(text, cause, prior, assemble, *also, keeps_axis=assemble is _concatenated)
 
 
 class _BlockResults:
@@ -219,77 +172,28 @@ def _concatenated(parts: list[Tensor], lengths: list[int], like: Tensor | None =
     return None
 
 
-def _last_increment(names: tuple[str, ...], axis: int, n: int, block: int, block_text: str, params: dict) -> Change:
-    """The last block's increment of a mean replaces the mean of all blocks."""
-    before = (n - 1) // block * block
-
-    def composed(leaves: Values, run: GoldenRun) -> Values:
-        unchanged, without_last = run({}), run({m: leaves[m].narrow(axis, 0, before) for m in names})
-        return {
-            k: v - without_last[k] * (before / n)
-            for k, v in unchanged.items()
-            if floating(v) and without_last[k].shape == v.shape
-        }
-
-    text = f"{block_text} the increment that the last block adds to a mean replaces the mean"
-    return Change("overwritten_accumulator", text, -1, None, params, 0.42, composed=composed,
-                  also=("missing_term", "truncated_reduction"))  # fmt: skip
+def _unweighted(parts: list[Tensor], lengths: list[int]) -> Tensor:
+    return torch.stack(parts).mean(0)
 
 
-# sums that continue
+def _weighted(parts: list[Tensor], lengths: list[int]) -> Tensor:
+    return torch.stack([a * (b / sum(lengths)) for a, b in zip(parts, lengths, strict=True)]).sum(0)
 
 
-class _UnchangedResults:
-    """The golden's unchanged results, computed once for the changes that only reassemble them."""
-
-    def __init__(self) -> None:
-        self.key: tuple | None = None
-        self.results: Values = {}
-        self.leaves: Values | None = None  # kept alive, so that no other object has its id
-
-    def of(self, leaves: Values, run: GoldenRun) -> Values:
-        if self.key != (id(leaves), run.until):
-            self.results = run({})
-            self.key, self.leaves = (id(leaves), run.until), leaves
-        return self.results
-
-
-def _running_sums() -> Iterator[Change]:
-    unchanged = _UnchangedResults()
-    for axis in (0, 1):
-
-        def composed(leaves: Values, run: GoldenRun, axis: int = axis) -> Values:
-            return {k: v.cumsum(axis) if floating(v) and v.dim() > axis else v for k, v in run({}).items()}
-
-        yield from _tile_carries(axis, unchanged)
-        text = f"along axis {axis} each sum continues from the previous sum: the accumulator is set to zero only once"
-        yield Change("uninitialised_accumulator", text, -1, None, {"axis": axis}, 0.55, composed=composed,
-                     also=("stale_state", "repeated_term"))  # fmt: skip
-
-
-def _tile_carries(axis: int, shared: _UnchangedResults) -> Iterator[Change]:
-    """Sums of a tile that start from the sums which the previous tile left in the same memory."""
-    for tile in _TILES:
-
-        def composed(leaves: Values, run: GoldenRun, tile: int = tile) -> Values:
-            unchanged = shared.of(leaves, run)
-            return {k: _carried(v, axis, tile) if floating(v) and v.dim() > axis else v for k, v in unchanged.items()}
-
-        text = f"along axis {axis} each sum of a tile of {tile} continues from the same sum of the previous tile: "
-        text += "the accumulators are set to zero only once"
-        yield Change("uninitialised_accumulator", text, -1, None, {"axis": axis, "tile": tile}, 0.5, composed=composed,
-                     also=("stale_state", "repeated_term"))  # fmt: skip
-
-
-def _carried(v: Tensor, axis: int, tile: int) -> Tensor:
-    out = v.clone()
-    for start in range(tile, v.shape[axis], tile):
-        length = min(tile, v.shape[axis] - start)
-        out.narrow(axis, start, length).add_(out.narrow(axis, start - tile, length))
-    return out
-
-
-# orders
+# (text, cause, prior, the whole from the blocks' results, other causes)
+_WAYS: tuple[tuple[str, str, float, Assemble, tuple[str, ...]], ...] = (
+    ("the last block replaces all blocks before it", "overwritten_accumulator", 0.45, lambda v, k: v[-1],
+     ("truncated_reduction", "missing_term")),
+    ("only the first block is used", "truncated_reduction", 0.45, lambda v, k: v[0], ("overwritten_accumulator",)),
+    ("all blocks have the same weight, although the last one is shorter", "wrong_factor", 0.45, _unweighted,
+     ("wrong_mask", "missing_partition")),
+    ("the results of the blocks are averaged, without the terms between blocks", "missing_term", 0.43, _weighted,
+     ("missing_rescale",)),
+    ("the results of the blocks are added up", "missing_rescale", 0.4, lambda v, k: torch.stack(v).sum(0),
+     ("missing_term", "repeated_term")),
+    ("each block ignores the blocks before it", "missing_term", 0.45, _concatenated,
+     ("truncated_reduction", "overwritten_accumulator")),
+)  # fmt: skip
 
 
 def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, object]) -> Iterator[Change]:

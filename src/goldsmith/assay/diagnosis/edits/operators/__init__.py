@@ -1,1 +1,0 @@
-"""Edits of single operators: pooling, convolutions, windows, outer products, interpolation, padded lanes."""

@@ -1,1 +1,0 @@
-"""Results that are assembled from several runs of the golden, or exchanged."""
