@@ -11,7 +11,6 @@ from goldsmith.assay.diagnosis import Cause, Diagnosis
 from goldsmith.assay.diagnosis.facts.evidence import (
     ErrorPattern,
     Evidence,
-    Fit,
     Influence,
     MemoryFact,
     Ratio,
@@ -180,7 +179,6 @@ def diagnosis(name="mhc.pre", **more):
         tensor="bias.grad",
         golden=golden,
         got=got,
-        fits=[Fit("bias.grad", "h.grad", SCALAR, "factor", 0.7, 1e-7, None, SCALAR, 1.0, 0.99, 1.0, also=("n / 4",))],
         ratios=[Ratio("bias.grad", "segment", "res", 1.7, 1e-7, SCALAR)],
         permutations=[ErrorPattern("bias.grad", "shifted", 0.2, {"axis": 1, "step": 1})],
         runs={
@@ -241,7 +239,6 @@ def hostile_diagnosis():
     result.case = {**result.case, "name": EVIL, "steps": [EVIL], "strides": {EVIL: [1]}, "layouts": {LONG: EVIL}}
     result.bundle, result.partial, result.traced = Path(LONG), EVIL, [EVIL, LONG]
     evidence = result.evidence
-    evidence.fits = [Fit(EVIL, EVIL, EVIL, EVIL, 1.0, 0.1, named=EVIL, also=(LONG,), where=EVIL)]
     evidence.ratios = [Ratio(EVIL, EVIL, EVIL, 1.0, 0.1, EVIL, (LONG,))]
     evidence.permutations = [ErrorPattern(EVIL, EVIL, 1.0, {EVIL: LONG}, (EVIL,), EVIL)]
     evidence.runs = {EVIL: RunFact(EVIL, (EVIL,), error=LONG)}

@@ -5,8 +5,8 @@ import torch
 from assay import kernels
 from goldsmith import assay
 from goldsmith.assay.diagnosis.facts.evidence import Evidence
-from goldsmith.assay.diagnosis.fitting.patterns import patterns
-from goldsmith.assay.diagnosis.fitting.ratios import ratios
+from goldsmith.assay.diagnosis.facts.patterns import patterns
+from goldsmith.assay.diagnosis.facts.ratios import ratios
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 

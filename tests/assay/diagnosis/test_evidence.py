@@ -6,7 +6,7 @@ from goldsmith.assay.report.check_report import Report
 
 def test_evidence_begins_empty_and_finds_its_stages() -> None:
     evidence = Evidence(Report("t"), stages=[StageState("h", "stage", 3.0, 3.0, CULPRIT)])
-    assert evidence.first_wrong is None and evidence.fits == [] and evidence.golden is None
+    assert evidence.first_wrong is None and evidence.golden is None
     stage = evidence.stage("h")
     assert stage is not None and stage.state == CULPRIT
     assert evidence.stage("other") is None

@@ -13,8 +13,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.causes.rules import matches
 from goldsmith.assay.diagnosis.experiments.stale_inputs import reordered, stale_inputs, unmoved_shares
 from goldsmith.assay.diagnosis.facts.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
-from goldsmith.assay.diagnosis.fitting.fits import fit
-from goldsmith.assay.diagnosis.fitting.ratios import ratios
+from goldsmith.assay.diagnosis.facts.ratios import ratios
 from goldsmith.assay.diagnosis.report.open_questions import open_questions
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
@@ -54,7 +53,7 @@ def hurried(clock):
     return assay.diagnose(target(lambda a: a * 1.1, golden, {"a": normal(64)}), budget_s=5)
 
 
-def test_a_factor_is_reported_without_time_for_terms(hurried):
+def test_a_factor_is_reported_without_time_for_more(hurried):
     assert hurried.causes[0].id == "wrong_factor"
     assert "1.1 in every element" in hurried.causes[0].evidence[0]
 
@@ -67,7 +66,9 @@ def test_a_stage_without_time_for_isolation_is_not_tried(hurried):
 @pytest.mark.parametrize("message", ["ignores", "raised"])
 def test_advice_on_stages_is_only_for_kernels_that_ignore_them(message):
     text = {"ignores": "wrong, and the candidate ignores a substituted h", "raised": "the isolated run raised"}[message]
-    evidence = Evidence(Report("told", FAIL), [StageState("y", "output", state=OBSERVED, text=text)], "y", "y")
+    ignored = ("h",) if message == "ignores" else ()
+    stages = [StageState("y", "output", state=OBSERVED, text=text, ignored=ignored)]
+    evidence = Evidence(Report("told", FAIL), stages, "y", "y")
     assert ("assay.stage" in " ".join(open_questions(evidence, []))) is (message == "ignores")
 
 
@@ -90,9 +91,8 @@ def test_a_mask_has_no_counts_and_is_skipped():
 
 def test_a_rounded_result_whose_bound_is_zero_has_its_ratio():
     of = target(lambda a: a * 1.1, lambda a: a * 1.0, {"a": normal(64)}, backward=None)
-    s = examination(of)
-    term = fit(s, "y", "output", s.first.outputs["y"], terms=False)
-    assert term.ratios[0].scope == "tensor" and term.ratios[0].ratio == pytest.approx(1.1)
+    (ratio,) = assay.diagnose(of, probes="quick").evidence.ratios
+    assert ratio.scope == "tensor" and ratio.ratio == pytest.approx(1.1)
 
 
 # non-finite values in the case itself

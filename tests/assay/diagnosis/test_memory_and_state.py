@@ -155,7 +155,7 @@ def test_unwritten_columns_of_zeros_are_no_truncated_reduction():
 def test_one_of_several_additions_survives_in_the_middle_of_an_axis():
     golden = draw(6, 18)
     part = {"a[1]": Influence("a", 1, ((0, 15), (32, 39)), outputs=("y",))}
-    causes = rank(pair(golden + draw(6, 18, seed=3), golden, influence=part, fits=[], ratios=[], permutations=[]), {})
+    causes = rank(pair(golden + draw(6, 18, seed=3), golden, influence=part, ratios=[], permutations=[]), {})
     assert causes[0].id == "lost_update" and "only 16..31 has influence" in causes[0].evidence[0]
 
 
@@ -172,7 +172,7 @@ def test_bytes_of_another_format_are_recognised_among_numbers_of_any_size():
     golden = draw(12, 32)
     got = draw(12, 32, seed=4) * torch.exp2(torch.arange(384.0).view(12, 32) - 192)
     got[3, 5] = float("nan")
-    assert rank(pair(got, golden, fits=[], ratios=[], permutations=[]), {})[0].id == "wrong_format"
+    assert rank(pair(got, golden, ratios=[], permutations=[]), {})[0].id == "wrong_format"
 
 
 def test_a_result_that_a_stage_is_named_after_is_isolated_too():

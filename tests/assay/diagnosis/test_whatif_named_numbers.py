@@ -7,7 +7,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.diagnosis.facts import numbers
-from goldsmith.assay.diagnosis.fitting.patterns import patterns
+from goldsmith.assay.diagnosis.facts.patterns import patterns
 
 pytestmark = pytest.mark.sweep(5)
 

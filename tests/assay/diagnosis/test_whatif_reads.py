@@ -12,7 +12,6 @@ from goldsmith.assay.diagnosis.causes.rules import matches
 from goldsmith.assay.diagnosis.collect import begin, collect
 from goldsmith.assay.diagnosis.experiments.influence import influence
 from goldsmith.assay.diagnosis.experiments.isolate import order
-from goldsmith.assay.diagnosis.fitting.fits import fit
 from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import QUICK as PROBES
 
@@ -139,26 +138,6 @@ def test_moved_rows_are_not_a_mask():
     moved = session_of(assay.Target(lambda x, b: golden(x, b).roll(2, 0), golden, cases=rows, backward=None))
     influences = influence(moved, {"y"})["x[0]"]
     assert influences.missing == ((0, 6),) or influences.none or influences.elsewhere
-
-
-def test_paths_through_stages_of_a_golden_with_its_own_backward():
-    """Two addends of one gradient have the same mistake: each path is a term."""
-
-    def golden(x, b):
-        u = assay.stage("u", x * b)
-        v = assay.stage("v", torch.sin(x))
-        return u + v * 3
-
-    def by_autograd(x, b, y, grad_y):
-        return dict(zip(("x", "b"), torch.autograd.grad(y, (x, b), grad_y), strict=True))
-
-    def flipped(x, b, y, grad_y):
-        return {"x": grad_y * b - 3 * grad_y * torch.cos(x), "b": (grad_y * x).sum(0)}
-
-    target = assay.Target(golden, golden, cases=rows, backward=flipped, golden_backward=by_autograd)
-    examination = session_of(target)
-    fits = fit(examination, "x.grad", "grad", examination.first.grads["x.grad"]).fits
-    assert [(f.term, f.reading) for f in fits] == [("path through v", "sign_flipped")]
 
 
 def failing(target):

@@ -34,8 +34,8 @@ from .experiments.provenance import provenance
 from .experiments.runs import facts
 from .experiments.stale_inputs import examine_stale_inputs
 from .experiments.tensor_operators import tensor_operators
+from .facts.arithmetic import arithmetic
 from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
-from .fitting.fits import fit
 from .whatif import Search, search
 from .whatif.engine import seconds
 
@@ -43,7 +43,7 @@ _LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of runs othe
 Result = TypeVar("Result")
 _WHAT_IF, _MORE = 12.0, 36.0  # processor seconds at most for changed goldens, and for more of them at the end
 # least cost of a step, as a share of the time of the check's first probe, which runs all references
-_ISOLATION, _FITS, _GOLDEN, _RUN = 0.5, 0.25, 0.1, 0.2
+_ISOLATION, _GOLDEN, _RUN = 0.5, 0.1, 0.2
 
 
 def begin(examination: Examination, report: Report) -> Evidence:
@@ -129,9 +129,7 @@ def collect(
     if wanted not in (None, table.first_wrong, evidence.first_wrong) and _certain(evidence, table.first_wrong):
         return table
     if table.first_wrong is not None:
-        # ratios and patterns are cheap arithmetic on existing tensors, so they always run
-        long = time.for_("terms", _FITS)
-        _step(evidence, "fits", lambda: _first_wrong(examination, evidence, table, terms=long))
+        _step(evidence, "patterns", lambda: _first_wrong(examination, evidence, table))
     own = table.own or examination.first
     evidence.other, evidence.reused = _others(examination, own, evidence.tensor), own.reused
     if time.for_("where NaN begins", 0.0):
@@ -285,7 +283,7 @@ def surest(report: Report) -> Finding | None:
     return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
 
 
-def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation, terms: bool) -> None:
+def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation) -> None:
     """Analyse the first wrong tensor: from right inputs if it could be isolated, else from the candidate's own run."""
     name = table.first_wrong or ""
     state = evidence.stage(name)
@@ -306,8 +304,7 @@ def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation,
         evidence.map = error_map(
             examination.label, "isolated" if run is table.run else "values", got, against, CELLS_BAD, True
         )
-    fitted = fit(examination, name, kind, got, terms=terms)
-    evidence.fits, evidence.ratios, evidence.permutations = fitted.fits, fitted.ratios, fitted.patterns
+    evidence.ratios, evidence.permutations = arithmetic(examination, name, got, against)
 
 
 def _what_if(

@@ -65,9 +65,8 @@ def _operators(e: Evidence) -> set[str]:
 
 
 def _facts(e: Evidence) -> set[str]:
-    """Statements about memory and fits."""
+    """Statements about memory, ratios and rearrangements."""
     statements = {f"memory {m.kind}" for m in e.memory}
-    statements |= {f"term {f.reading}" for f in e.fits if f.r2 > 0.98}
     statements |= {f"ratio of a {r.scope}" for r in e.ratios}
     statements |= {f"pattern {p.kind}" for p in e.permutations if p.match >= 0.98}
     return statements | ({"an empty group"} if e.filled or e.unused else set())

@@ -99,7 +99,7 @@ class _AxisInfluence:
             return Influence(self.name, self.axis, (), (), tuple(sorted(self.outputs)), length=self.length, none=True)
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
-            elsewhere=_joined(self.elsewhere), length=self.length, foreign=not self.related, reached=self._reached(),
+            elsewhere=_joined(self.elsewhere), length=self.length, reached=self._reached(),
             onto=_onto(self.steps or set(), self.rows),
         )  # fmt: skip
 

@@ -40,38 +40,6 @@ class StageState:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """One term of the residual y - g, found by regression.
-
-    term, factor      residual = coefficient * factor * term; factor "1" is none
-    reading           against the golden's own coefficient: "missing", "repeated", "sign_flipped", "factor" (`named` is
-                      what multiplies the golden's term: "a_res", "1/inv_rms"), or "added" (no term of the golden)
-    coefficient       as measured, with its standard error
-    exact             the number it was snapped to within that error, or None; `named` is the name of that number
-    golden            the golden's own coefficient of the term; None: the golden has no such term
-    gain, r2          share of the residual that this term explains beyond those before it, and that all terms explain
-    condition         of the chosen columns
-    also              other explanations that fit equally well
-    where             "" for the whole tensor, or the segment that was fitted
-    """
-
-    tensor: str
-    term: str
-    factor: str
-    reading: str
-    coefficient: float
-    error: float
-    exact: float | None = None
-    named: str = ""
-    golden: float | None = None
-    gain: float = 0.0
-    r2: float = 0.0
-    condition: float = 1.0
-    also: tuple[str, ...] = ()
-    where: str = ""
-
-
-@dataclass(frozen=True)
 class Ratio:
     """y / g is constant over a group: the whole tensor, or a segment.
 
@@ -151,7 +119,6 @@ class Influence:
     none       the input should have influence and has none at all; then `missing` is empty, since nothing is cut short
     elsewhere  slices of `extra` that miss some elements that they reach in the golden: they arrive at other places
     length     of the axis; 0: unknown
-    foreign    the golden's results in `outputs` do not depend on that input at all
     reached    share of the wrong elements that moves with those slices (in the golden for missing ones); the fault
                itself reaches all of them
     absent, summed, beside  see missing_slices.py; None and () if not examined
@@ -167,7 +134,6 @@ class Influence:
     none: bool = False
     elsewhere: tuple[tuple[int, int], ...] = ()
     length: int = 0
-    foreign: bool = False
     reached: float = 1.0
     absent: bool | None = None
     summed: bool | None = None
@@ -296,7 +262,6 @@ class Evidence:
     golden: Tensor | None = None
     got: Tensor | None = None
     location: Location | None = None
-    fits: list[Fit] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
     permutations: list[ErrorPattern] = field(default_factory=list)
     runs: dict[str, RunFact] = field(default_factory=dict)

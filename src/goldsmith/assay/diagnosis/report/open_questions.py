@@ -29,13 +29,6 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             f"These explain the numbers equally well in this case: {', '.join(others)}. A case of other sizes "
             "may distinguish them."
         )
-    for fit in evidence.fits:
-        if fit.condition > 1e6:
-            sentences.append(
-                f"The terms of {fit.tensor} are nearly dependent (condition {fit.condition:.1g}): their "
-                "coefficients cannot be told apart."
-            )
-            break
     for name, share in evidence.deaf.items():
         sentences.append(
             f"With all inputs times 2^-12 and a small change of {name}, {share:.0%} of the elements that move in the "

@@ -17,7 +17,7 @@ from ..source.patch import Patch
 from ..trace.faulty_line import FaultyLine
 
 SCHEMA = 1
-_TABLES = ("fits", "ratios", "permutations", "memory")
+_TABLES = ("ratios", "permutations", "memory")
 
 
 @dataclass

@@ -32,7 +32,6 @@ STATE_WORD = {
 }
 CELLS, PROFILE = 96, 128  # cells along a side of a map, and along an axis of a profile
 ULP_STEPS = (0.5, 1.0, 2.0, 8.0, 64.0, 4096.0)
-READINGS = {"sign_flipped": "sign flipped"}
 
 
 @dataclass(frozen=True)
@@ -262,22 +261,10 @@ def _outcome(run: RunFact) -> tuple[str, str]:
 
 
 def terms(evidence: Evidence | None) -> list[dict[str, str]]:
-    """Arithmetic that explains the error: terms, ratios, rearrangements."""
+    """Ratios and rearrangements that explain the error."""
     if evidence is None:
         return []
     rows = []
-    for fit in evidence.fits:
-        factor = "" if fit.factor in ("", "1") else f"{fit.factor} × "
-        exact = f" = {fit.named or view.number(fit.exact)}" if fit.named or fit.exact is not None else ""
-        rows.append(
-            {
-                "what": f"term {factor}{fit.term}: {READINGS.get(fit.reading, fit.reading)}",
-                "where": fit.where or "whole tensor",
-                "number": f"{view.number(fit.coefficient)} ± {view.number(fit.error)}{exact}",
-                "explains": f"{100 * fit.gain:.3g} % of the error, {100 * fit.r2:.4g} % with those above",
-                "also": ", ".join(fit.also),
-            }
-        )
     for ratio in evidence.ratios:
         rows.append(
             {

@@ -43,7 +43,7 @@ _ENTRIES = (
           "compare `<` with `<=` and the loop's end with the axis' length"),
     Rule("wrong_mask", reductions.wrong_mask, "a mask is wrong",
           "mask loads and stores at the tail, with the neutral element of the reduction as `other`"),
-    Rule("wrong_axis", reductions.wrong_axis, "one axis is used instead of another",
+    Rule("wrong_axis", _nothing, "one axis is used instead of another",
           "check along which axis it is reduced, scaled or read"),
     Rule("overwritten_accumulator", reductions.overwritten_accumulator, "an accumulator is overwritten",
           "write `acc += ...`, not `acc = ...`, inside the loop"),

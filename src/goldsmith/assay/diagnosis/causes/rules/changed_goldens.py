@@ -26,9 +26,7 @@ def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
     if best.exact and best.whole:
         named = {w.cause for w in evidence.whatif}
         out = {
-            id: Match(min(m.score, _CAP), m.sentences, m.params)
-            if id in _LOOKS - named and not _simple(evidence, id, m)
-            else m
+            id: Match(min(m.score, _CAP), m.sentences, m.params) if id in _LOOKS - named and not _simple(id, m) else m
             for id, m in out.items()
         }
         if evidence.tensor.startswith("saved.") and "wrong_saved_tensor" in matches:
@@ -87,20 +85,9 @@ def _computed(evidence: Evidence, best: WhatIf) -> bool:
     return best.exact and best.whole and formula and not evidence.alike
 
 
-def _simple(evidence: Evidence, id: str, match: Match) -> bool:
-    """True for a rearrangement or ratio of the whole tensor: as exact as a change inside, and simpler."""
-    if id == "repeated_term" and not _counted(evidence, match):
-        return False
-    return match.score >= 0.95 and id in ("transposed", "permuted", "shifted", "swapped_results", "repeated_term")
-
-
-def _counted(evidence: Evidence, match: Match) -> bool:
-    """True if a count in the case (2, or a size) equals the number of times that the term occurs."""
-    golden, coefficient = match.params.get("golden"), match.params.get("coefficient")
-    times = match.params.get("times", (golden or 0) + (coefficient or 0))
-    lengths = () if evidence.golden is None else evidence.golden.shape
-    sizes = {v for v in (*evidence.sizes.values(), *lengths) if isinstance(v, int) and v > 1}
-    return not isinstance(times, int | float) or times <= 2 or times in sizes | {u * v for u in sizes for v in sizes}
+def _simple(id: str, match: Match) -> bool:
+    """True for a rearrangement of the whole tensor: as exact as a change inside, and simpler."""
+    return match.score >= 0.95 and id in ("transposed", "permuted", "shifted", "swapped_results")
 
 
 def _match(what: WhatIf, best: WhatIf, all: list[WhatIf], most: float) -> Match:

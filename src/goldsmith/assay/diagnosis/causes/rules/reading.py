@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....report.results import CERTAIN, QUALITY, SYSTEMATIC, Finding
-from ...facts.evidence import ErrorPattern, Evidence, Fit, Influence, MemoryFact, Ratio, RunFact
+from ...facts.evidence import ErrorPattern, Evidence, Influence, MemoryFact, Ratio, RunFact
 from ...facts.raised_error import RaisedError
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
@@ -195,8 +195,8 @@ class Reading:
 
     @cached_property
     def explained(self) -> bool:
-        """True if terms, a ratio or a rearrangement give the whole error."""
-        return any(f.r2 > 0.98 for f in self.e.fits) or self.ratio() is not None or bool(self.e.permutations)
+        """True if a ratio or a rearrangement gives the whole error."""
+        return self.ratio() is not None or bool(self.e.permutations)
 
     @cached_property
     def unsteady(self) -> bool:
@@ -274,20 +274,6 @@ class Reading:
         facts = sorted((m for m in self.e.memory if m.kind in kinds), key=lambda m: m.tensor != self.e.tensor)
         return facts[0] if facts else None
 
-    def fit(self, reading: str) -> Fit | None:
-        """The strongest term with that reading.
-
-        None if all of the tensor is missing: it is then a different tensor, and its values are not terms.
-        """
-        if any(f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and not f.where for f in self.e.fits):
-            return None
-        fits = [f for f in self.e.fits if f.reading == reading and not self._nothing_left(f)]
-        return max(fits, key=lambda f: f.gain, default=None)
-
-    def _nothing_left(self, f: Fit) -> bool:
-        """True if the whole tensor is missing in part of an axis: that part is not computed, so no term is missing."""
-        return f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and f.where.startswith("axis")
-
     def ratio(self) -> Ratio | None:
         """A constant ratio: of the whole tensor before a segment's."""
         ratios = [r for r in self.e.ratios if abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
@@ -315,11 +301,6 @@ class Reading:
             f"{leak.input}[axis {leak.axis}: {say(leak.extra)}] reaches later rows, each of which the "
             "golden computes independently; the first row is right"
         )
-
-    @property
-    def foreign(self) -> str:
-        """An input on which the wrong tensor depends in the candidate, but not in the golden; "" if there is none."""
-        return next((i.input for i in self.influences if i.foreign and i.extra), "")
 
     def reached_by(self, i: Influence) -> bool:
         """True if an input's missing slices are the result's wrong ones: then nothing is summed over them."""

@@ -113,20 +113,6 @@ def wrong_mask(r: Reading) -> Match | None:
     return Match(HINT if r.plain_wrong else FAINT, (finding.text,), {}) if finding is not None else None
 
 
-def wrong_axis(r: Reading) -> Match | None:
-    """A term is reduced along another axis."""
-    readings = {f.reading for f in r.e.fits if f.r2 > 0.99}
-    for i in r.influences:
-        whole = len(i.extra) == 1 and i.extra[0][0] == 0 and i.extra[0][1] and i.extra[0][1] + 1 in r.e.sizes.values()
-        if whole and {"missing", "added"} <= readings:
-            text = (
-                f"a term is missing, another is in its place, and all of {i.input}[axis {i.axis}] has influence that "
-            )
-            sentence = text + "the golden does not have: the term is reduced along that axis"
-            return Match(EXACT + 0.01, (sentence,), {"input": i.input, "axis": i.axis})
-    return None
-
-
 def uninitialised_accumulator(r: Reading) -> Match | None:
     """Poison shows in the result, and zeroed memory removes it: the sum started from old memory."""
     nonfinite_origin = r.e.nonfinite_origin
@@ -177,7 +163,7 @@ def low_precision_accumulation(r: Reading) -> Match | None:
     if rounded is not None and rounded.tensor == r.e.tensor:
         text = f"it exceeds its bound, and is right for {rounded.values['rounds']}"
         return Match(LIKELY - 0.05, (text,), {})
-    if r.pair is None or r.ratio() is not None or any(f.r2 > 0.98 for f in r.e.fits):
+    if r.pair is None or r.ratio() is not None:
         return None
     y, g = r.pair
     narrow = narrower(r)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from goldsmith.assay.diagnosis.fitting.patterns import patterns
+from goldsmith.assay.diagnosis.facts.patterns import patterns
 
 
 def draw(*shape, seed=0):

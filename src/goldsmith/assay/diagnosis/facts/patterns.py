@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ..facts.evidence import ErrorPattern
+from .evidence import ErrorPattern
 
 _MATCH = 0.99  # share of the error's squares that a pattern must explain
 _FEW, _MOST = 6, 1 << 22  # elements, at least and at most, that are followed one by one

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..facts.evidence import Ratio
-from ..facts.numbers import name
+from .evidence import Ratio
+from .numbers import name
 
 _EXPLAINED = 1e-3  # share of the error's squares that may remain
 _FLOOR = 1e-6  # relative; ratios are not measured more precisely

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith.assay.diagnosis.facts.numbers import known, name
-from goldsmith.assay.diagnosis.fitting.ratios import ratios
+from goldsmith.assay.diagnosis.facts.ratios import ratios
 
 NUMBERS = {"n": 4.0, "dim": 65.0, "alpha[2]": 0.37}
 

@@ -1,1 +1,0 @@
-"""Fitting: arithmetic on the wrong tensor and the golden's own tensors. Nothing here runs the candidate."""
