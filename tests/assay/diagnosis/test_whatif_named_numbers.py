@@ -1,4 +1,4 @@
-"""Indices that count from the end, a first step with another weight, axes in another order; names of numbers."""
+"""Indices that count from the end, and names of numbers."""
 
 import math
 
@@ -22,19 +22,24 @@ def scatter(make, N, K):
     return {"i": make.integers(-1, K, N), "x": make.normal(N, 3), "K": K}
 
 
+def clamped(i, x, K):
+    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_add(0, i.clamp_min(0), x * (i >= 0)[:, None])
+
+
 def chosen(i, x, K):
     valid = i != -1
     return torch.zeros(K, x.shape[1], dtype=x.dtype).index_add(0, torch.where(valid, i, 0), x * valid[:, None])
 
 
-@assay.case(B=[3], L=[10])
-def series(make, B, L):
-    return {"x": make.normal(B, L), "a": 0.9}
+def from_the_end(i, x, K):
+    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_put((i,), x, accumulate=True)
 
 
-def exchanged(x):
-    B, C, H, W = x.shape
-    return x.view(B, C // 4, 2, 2, H, W).permute(0, 1, 4, 3, 5, 2).reshape(B, C // 4, H * 2, W * 2)
+@pytest.mark.parametrize(("golden", "condition"), [(clamped, "i >= 0"), (chosen, "i != -1")])
+def test_an_unguarded_index_of_minus_one_counts_from_the_end(golden, condition):
+    best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
+    assert best.id == "invalid_index" and f"nothing checks whether {condition}" in sentence, str(diagnosis)
+    assert "count from the end" in sentence
 
 
 def test_repeated_numbers_identify_no_places():
@@ -74,7 +79,7 @@ def test_a_standard_deviation_divided_by_n():
         lambda x: x / assay.stage("s", x.std(0, keepdim=True)),
         rows,
     )
-    assert best.id == "wrong_factor" and "s is sqrt((N-1)/N) times the golden's" in sentence, str(diagnosis)
+    assert best.id == "wrong_factor" and "sqrt((N-1)/N) in every element" in sentence, str(diagnosis)
 
 
 def test_a_divergence_computed_with_logarithms_to_base_2():
@@ -86,5 +91,5 @@ def test_a_divergence_computed_with_logarithms_to_base_2():
         return (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
 
     best, sentence, diagnosis = diagnosed(lambda p, q: golden(p, q) / math.log(2), golden, rows)
-    assert best.id == "wrong_factor" and "y is 1/ln 2 times the golden's" in sentence, str(diagnosis)
+    assert best.id == "wrong_factor" and "1/ln 2 in every element" in sentence, str(diagnosis)
     assert "and so 2 times" not in sentence

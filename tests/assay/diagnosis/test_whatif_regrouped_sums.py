@@ -111,6 +111,27 @@ def codes(make, R, C):
     return {"codes": make.integers(0, 8, R, C, dtype=torch.uint8), "scale": make.uniform(R, 1) + 0.5}
 
 
+@pytest.mark.parametrize("read, text", [
+    (lambda c: (c ^ 4) - 4, "as 3 bits with a sign"),
+    (lambda c: (c & 3) * (1 - 2 * (c >> 2)), "as a sign and 2 bits"),
+])  # fmt: skip
+def test_three_bits_are_read_with_a_sign(read, text):
+    target = assay.Target(
+        lambda codes, scale: read(codes.long()) * scale, lambda codes, scale: codes * scale, cases=codes
+    )
+    assert_explained(target, "y", "wrong_format", text)
+
+
+def test_bytes_with_a_sign_are_read_without_it():
+    def stored(codes, scale):
+        return (codes.to(torch.int8) - 4) * scale
+
+    def read(codes, scale):
+        return (codes.long() - 4) % 8 * scale
+
+    assert_explained(assay.Target(read, stored, cases=codes), "y", "wrong_format", "as 3 bits without a sign")
+
+
 # sums over rows of one place
 
 

@@ -6,5 +6,5 @@
                or the backward alone
 
 An edit holds no tensor of a run, so it means the same on other inputs of the case. The tables in this folder and in
-`gradients`, `operators` and `forms` give edits their causes, texts and priors.
+`gradients` give edits their causes, texts and priors.
 """

@@ -235,3 +235,22 @@ def _converted(node: Node) -> Iterator[NamedEdit]:
     for rule in _FORMATS:
         convert = CALL, do(p.convert, rule=rule)
         yield named(node, "wrong_format", 0.4, f"{name} is read {rule}", convert, input=name)
+
+
+def integer_signs(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
+    """Small integers read with a sign that they do not have, or without the sign that they have."""
+    if node.name not in ("_to_copy", "mul", "sub", "add", "div") or not floating(node.out):
+        return
+    for i, t in enumerate(node.args[:2]):
+        if not whole(t) or t.numel() < 2:
+            continue
+        least, most = int(t.min()), int(t.max())
+        bits = next((b for b in (2, 3, 4, 5, 6, 8) if -(1 << b - 1) <= least and most < 1 << b - (least < 0)), 0)
+        kinds = [("without a sign", f"as {bits} bits without a sign")] if bits and least < 0 else []
+        if bits and least >= 0 and most >= 1 << bits - 1:
+            kinds = [("with a sign", f"as {bits} bits with a sign"),
+                     ("sign and magnitude", f"as a sign and {bits - 1} bits")]  # fmt: skip
+        for rule, how in kinds:
+            name = node.operand(i) or "the stored numbers"
+            read = i, do(p.replace_integers, rule=rule, c=bits)
+            yield named(node, "wrong_format", 0.5, f"{name} is read {how}", read, input=name)

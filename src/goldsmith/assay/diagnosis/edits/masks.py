@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating, whole
-from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
+from .golden_edit import CALL, RESULT, Action, GoldenEdit, NamedEdit, Part, Primitive, do, named
 from .primitives import masks as p
 from .primitives.positions import shift
 
 _SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _OTHER = {"lt": "<=", "le": "<", "gt": ">=", "ge": ">"}
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _WHOLE_TILES = (4, 8, 16, 32, 64, 128)
@@ -175,3 +176,34 @@ def _by_blocks(node: Node, at: Part, mask: Tensor) -> Iterator[NamedEdit]:
                 text = f"of {node.expression} in blocks of {block}, {how}"
                 yield named(node, cause, prior, text, (at, keep), also=also if cause != "wrong_mask" else (),
                             block=block)  # fmt: skip
+
+
+def unchecked_indices(nodes: Sequence[Node], among: set[int]) -> Iterator[NamedEdit]:
+    """Indices that stand for nothing, such as -1: nothing checks them, and nothing replaces them."""
+    for node in nodes:
+        if node.backward or node.index not in among or node.name not in _ASKS or len(node.tensors) != 1:
+            continue
+        replacing = [n for n in nodes if n.index in among and _replaces(n, node)]
+        valid = float(node.out.double().mean()) if node.out.numel() else 1.0
+        if not replacing or not 0 < valid < 1:
+            continue
+        keeps = node.name != "eq" if node.args[1] in (-1, 0) else valid > 0.5
+        actions = [Action(node.index, RESULT, do(p.fill, value=keeps))]
+        actions += [Action(n.index, CALL, do(p.keep_operand, at=int(n.name == "where"))) for n in replacing]
+        for wrap, where in (("around", "count from the end"), ("clamp", "use the nearest valid one")):
+            condition = f"{node.operand(0) or 'an index'} {_ASKS[node.name]} {node.args[1]}"
+            text = f"nothing checks whether {condition}: invalid indices {where}"
+            edit = GoldenEdit(tuple(actions), node.line, wrap=wrap)
+            yield NamedEdit("invalid_index", text, edit, 0.66, {"index": node.operand(0)}, _SHIFTED)
+
+
+def _replaces(node: Node, condition: Node) -> bool:
+    """Whether it replaces the indices that the condition is about."""
+    at = int(node.name == "where")
+    if node.name not in ("clamp", "clamp_min", "clamp_max", "where", "masked_fill") or len(node.args) <= at:
+        return False
+    if not whole(node.args[at]):
+        return False
+    own = sum(isinstance(a, Tensor) for a in node.args[:at])
+    same = node.makers[own] == condition.makers[0] and node.args[at].shape == node.out.shape
+    return same and not torch.equal(node.args[at], node.out)

@@ -1,4 +1,4 @@
-"""Tensors that the backward reads wrongly while the forward is right: another one, other rows, other strides."""
+"""Tensors that the backward reads wrongly while the forward is right: another one, or in other strides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..graph.tensors import floating
 from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Primitive, do
 from .primitives.tensors import exchange_strides
 
-_READ, _MOVED, _ORDERS = 24, 12, 6  # at most
+_READ = 24  # at most
 _COPIES = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
 
 
@@ -47,12 +47,8 @@ def read_other(x: Tensor, other: Tensor) -> Tensor:
     return other.reshape(x.shape)
 
 
-def by_rows(x: Tensor, *, order: tuple[int, ...]) -> Tensor:
-    return x.index_select(0, torch.tensor(order, device=x.device))
-
-
 def _other_tensors(graph: Graph) -> Iterator[NamedEdit]:
-    """Another tensor of the same shape; or the rows of tensors in another order."""
+    """Another tensor of the same shape."""
     forward: dict[Key, str] = {}
     shapes: dict[Key, tuple[int, ...]] = {}
     read: dict[Key, str] = {}

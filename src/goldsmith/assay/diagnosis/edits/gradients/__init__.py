@@ -1,1 +1,1 @@
-"""Edits of the backward's own operators: factors, slopes, sums in blocks, indices, choices, states of a loop."""
+"""Edits of the backward's own operators: factors of addends, and indices."""

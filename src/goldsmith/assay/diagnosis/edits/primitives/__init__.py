@@ -6,4 +6,5 @@ repartitions   a reduction in blocks, over other axes, with another total
 positions      other positions along an axis, other indices, other formats of integers
 masks          shifted masks, masks by blocks, other values at masked places
 spans          the rules for parts of an axis
+windows        windows along an axis, and their taps
 """

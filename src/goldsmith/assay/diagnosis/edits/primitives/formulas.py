@@ -147,25 +147,3 @@ DERIVATIVES: dict[str, tuple[tuple[str, str, Callable[..., Tensor]], ...]] = {
 
 def _cross(a: Tensor, b: Tensor, dim: int, x: float, y: float) -> Tensor:
     return x * a.roll(-1, dim) * b.roll(-2, dim) + y * a.roll(-2, dim) * b.roll(-1, dim)
-
-
-# functions in place of each other: name -> function
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "x sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu": torch.relu,
-    "relu squared": lambda x: torch.relu(x).square(),
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "softplus": torch.nn.functional.softplus,
-    "leaky relu": torch.nn.functional.leaky_relu,
-}
-ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
-    "trunc": torch.trunc,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "round": torch.round,
-    "floor(x + 1/2)": lambda x: torch.floor(x + 0.5),
-}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...graph.tensors import floating
 from ..golden_edit import OperatorCall
 
-LIMITS = frozenset("clamp clamp_min clamp_max relu hardtanh".split())
 _COMPARES = {"lt": torch.le, "le": torch.lt, "gt": torch.ge, "ge": torch.gt}
 
 
@@ -65,12 +63,5 @@ def zero_for_infinity(x: Tensor) -> Tensor:
     return x.masked_fill(torch.isneginf(x), 0.0)
 
 
-def mask_of(limited: Tensor | None, out: Tensor) -> Tensor:
-    """The result of a comparison, or where a limit is not reached."""
-    return out if limited is None else limited == out
-
-
-def limited(name: str, args: tuple, out: object) -> bool:
-    """Whether the operator limits its operand, place by place."""
-    same = name in LIMITS and floating(out) and isinstance(args[0], Tensor)
-    return same and isinstance(out, Tensor) and args[0].shape == out.shape
+def keep_operand(call: OperatorCall, *, at: int) -> Tensor:
+    return call.args[at].clone()

@@ -113,11 +113,6 @@ INDEX_RULES = {
     "in reverse order": lambda i, n: i.flip(-1),
     "sorted": lambda i, n: i.sort(-1).values,
     "the order that it undoes": _inverse,
-    "its position modulo": lambda i, n: _own_place(i, n) % n,
-    "of the place before": lambda i, n: i[(torch.arange(len(i), device=i.device) - 1).clamp(0, len(i) - 1)],
-    "of the place after": lambda i, n: i[(torch.arange(len(i), device=i.device) + 1).clamp(0, len(i) - 1)],
-    "of the place before, wrapping around": lambda i, n: i.roll(1, 0),
-    "of the place after, wrapping around": lambda i, n: i.roll(-1, 0),
 }
 
 
@@ -145,15 +140,11 @@ INTEGER_RULES = {
     "plus, wrapping around": lambda t, c: (
         int(t.min()) + (t.long() + c - int(t.min())) % (int(t.max()) - int(t.min()) + 1)
     ).to(t.dtype),
-    "plus but for its ends": lambda t, c: torch.cat([t[:1], (t[1:-1] + c).clamp(t[0], t[-1]), t[-1:]]),
     "halved": lambda t, c: t // 2,
     "at least one": lambda t, c: t.clamp(min=1),
     "none is all": lambda t, c: torch.where(t == 0, t.amax(), t),
     "whole blocks": lambda t, c: -(-t // c) * c,
     "the largest for all": lambda t, c: t.amax().expand(t.shape).clone(),
-    "the first for all": lambda t, c: t[:1].expand(len(t)).clone(),
-    "inverse": lambda t, c: t.argsort().to(t.dtype),
-    "own order": lambda t, c: torch.arange(len(t), device=t.device).to(t.dtype),
     "all": lambda t, c: torch.full_like(t, c),
     # bytes of two four-bit numbers
     "halves exchanged": lambda t, c: t % 16 * 16 + t // 16,
@@ -169,10 +160,6 @@ INTEGER_RULES = {
     "without a sign": lambda t, c: t.long() % (1 << c),
     "with a sign": lambda t, c: t.long() - (1 << c) * (t.long() >= 1 << c - 1),
     "sign and magnitude": lambda t, c: (t.long() % (1 << c - 1)) * (1 - 2 * (t.long() >= 1 << c - 1).long()),
-    # flags
-    "opposite": lambda t, c: ~t,
-    "true": lambda t, c: torch.ones_like(t),
-    "false": lambda t, c: torch.zeros_like(t),
 }
 
 
@@ -287,6 +274,3 @@ def shift_groups(call: OperatorCall, *, edge: str, late: bool) -> Tensor:
         at, rows = (last[:-1], last[:-1] + 1) if grows else (last, last)
     sign = 1.0 if grows else -1.0
     return x.index_add(dim, index, source).index_add(dim, index[at], sign * source.index_select(dim, rows))
-
-
-# pieces and layouts
