@@ -39,6 +39,25 @@ def weighed(x, s):
     return (x - (x * s).sum(1, keepdim=True)) * s.exp()
 
 
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_mean_of_the_backward_runs_over_rows(divided):
+    def backward(x, s, y, grad_y):
+        mean = grad_y.sum(0) / (len(x) if divided else x.shape[1])
+        return {"x": s * (grad_y - mean)}
+
+    target = assay.Target(centred, centred, cases=table, backward=backward, grads=("x",))
+    how = ", and is divided by its length" if divided else ""
+    assert_explained(target, "x.grad", "wrong_axis", f"runs along axis 0 instead of 1, with 1/s inside{how}")
+
+
+def test_a_factor_inside_the_kernels_sum():
+    def backward(x, s, y, grad_y):
+        return {"x": s.exp() * grad_y - (s * grad_y * s.exp()).sum(0, keepdim=True)}
+
+    target = assay.Target(weighed, weighed, cases=table, backward=backward, grads=("x",))
+    assert_explained(target, "x.grad", "wrong_axis", "runs along axis 0 instead of 1, with s inside")
+
+
 # windows
 
 
@@ -71,12 +90,7 @@ def test_every_tap_reads_the_position_next_to_its_own(on):
     assert_explained(assay.Target(lambda x, w: taps(x, w, on), smoothed, cases=track), "y", "shifted", way)
 
 
-@pytest.mark.parametrize(
-    "golden",
-    [
-        smoothed,
-    ],
-)
+@pytest.mark.parametrize("golden", [smoothed, convolved])
 def test_every_window_ends_one_position_late(golden):
     def shifted(x, w):
         return (F.pad(x, (len(w) - 2, 1)).unfold(1, len(w), 1) * w).sum(-1)

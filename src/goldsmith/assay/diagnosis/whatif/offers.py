@@ -23,7 +23,14 @@ from . import call_groups, lost_addends
 from .change import Change
 from .edited import changes
 from .search_context import SearchContext
-from .whole_runs import composed_slices, padded_ends, recomputation, swapped_results
+from .whole_runs import (
+    composed_slices,
+    padded_ends,
+    recomputation,
+    regrouped_sums,
+    single_readers,
+    swapped_results,
+)
 
 Source = Callable[..., Iterable[NamedEdit | Change]]
 # (kind, its edits, the arguments by name)
@@ -37,6 +44,7 @@ _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("readers", readers.edits, "graph stages"),
     ("saved tensors", saved.edits, "graph"),
     ("padded ends", padded_ends.changes, "search nodes"),
+    ("single readers", single_readers.changes, "nodes behind"),
     ("factors", factors.edits, "graph"),
 )
 _OF_A_NODE: tuple[tuple[str, Source], ...] = (
@@ -51,7 +59,10 @@ _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("offsets", offsets.edits),
 )
 # mistakes that occur only in backward passes written by hand
-_OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (("gradient indices", gradient_indices.edits, "graph numbers"),)
+_OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
+    ("regrouped sums", regrouped_sums.changes, "nodes behind"),
+    ("gradient indices", gradient_indices.edits, "graph numbers"),
+)
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 

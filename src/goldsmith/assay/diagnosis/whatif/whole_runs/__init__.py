@@ -1,1 +1,1 @@
-"""Changes that concern the golden as a whole: its results for slices, to the padded end, or made again backward."""
+"""Changes that concern more than one place of the golden: results for slices, to the padded end, readers, sums."""
