@@ -9,6 +9,7 @@ from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit, Function
 from goldsmith.assay.diagnosis.source.edits.every_edit import EveryEdit, near_edits
 from goldsmith.assay.diagnosis.source.edits.inverse_edits import inverse_kinds
+from goldsmith.assay.diagnosis.source.edits.repeated_edits import repeated_edits
 from goldsmith.assay.diagnosis.source.reading.candidate_source import CandidateSource
 from goldsmith.assay.diagnosis.source.reading.source_file import SourceFile
 from goldsmith.assay.diagnosis.source.refusals import refusal
@@ -33,6 +34,10 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "operand order": ("y = x - w", "y = w - x"),
     "entries": ("return w, x", "return x, w"),
     "dict entries": ('return {"a": w, "b": x}', 'return {"a": x, "b": w}'),
+    "axis": ("y = x.sum(0)", "y = x.sum(-1)"),
+    "operand order of a difference": ("y = (w - x * n) * D", "y = (x * n - w) * D"),
+    "bound of a mask": ("y = d < D - 1", "y = d < D"),
+    "function": ("y = tl.max(x)", "y = tl.sum(x)"),
     "names exchanged": ("y = x + n * (w - x)", "y = w + n * (x - w)"),
     "another name": ("y = x.exp()\nz = w", "y = w.exp()\nz = w"),
     "another name throughout": ("y = n // row, n % row\nz = D", "y = n // D, n % D\nz = D"),
@@ -45,6 +50,11 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "clone": ("y = x", "y = x.clone()"),
     "removed": ("y = x\ny *= n", "y = x\npass"),
     "order of statements": ("y = x + 1\nx = w", "x = w\ny = x + 1"),
+    "statement too early": ("f(y)\nx = w\ny = x\nz = y", "x = w\ny = x\nf(y)\nz = y"),
+    "condition that nothing reads": (
+        "first_mask = d < D\ny = tl.exp(x)",
+        "first_mask = d < D\ny = tl.where(first_mask, 0.0, tl.exp(x))",
+    ),
     "into the loop": (
         "y = 0\nfor i in range(n):\n    z = y",
         "pass\nfor i in range(n):\n    y = 0\n    z = y",
@@ -67,6 +77,23 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
         "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = d_y + 1\nm_y = 2\nx = y",
     ),
     "limit": ("y = min(x, n)", "y = x"),
+    "offset taken away": ("x = tl.load(p + n)\nh = row", "x = tl.load(p + n - row)\nh = row"),
+    "next element": ("x = tl.load(p + n * row)", "x = tl.load(p + n * row + 1)"),
+    "name for an expression": ("y = f(w, n // D)\nz = row", "y = f(w, row)\nz = row"),
+    "term that is a power": ("y = x / w\nz = n**2", "y = x / (w + n**2)\nz = n**2"),
+    "adding at places that repeat": ("y = w\ny[n] = x", "y = w\ny.index_put_((n,), x, accumulate=True)"),
+    "argument like another one": (
+        "l_x = 1\nl_y = 2\ny = f(x, tl.load(l_x + row), f(w, n))",
+        "l_x = 1\nl_y = 2\ny = f(x, tl.load(l_x + row), f(w, tl.load(l_y + row)))",
+    ),
+    "same edit in two places": (
+        "y = x * (n + 1)\nz = w - (n + 1)",
+        "y = x * n\nz = w - n",
+    ),
+    "dtype throughout": (
+        "y = x.to(tl.float16)\nz = w.to(tl.float16)",
+        "y = x.to(tl.float32)\nz = w.to(tl.float32)",
+    ),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }
 
@@ -81,7 +108,8 @@ def texts_of(body, **kinds):
     file = source_of(body)
     edits = EveryEdit([], ())
     edits.functions = [Function(file, file.tree.body[0], kinds=kinds)]
-    edits = [*near_edits(edits.functions[0]), *edits.far()]
+    near = near_edits(edits.functions[0])
+    edits = [*near, *repeated_edits(near, edits.functions), *edits.far()]
     return {edit.applied(file.data).decode() for edit in edits}
 
 
@@ -153,11 +181,33 @@ def test_the_loop_around_a_line_that_a_trace_names_comes_before_other_lines():
     file = source_of("m = w\nfor i in range(n):\n    z = x\n    z = w\n    z = x * i\n    y = z")
     edits = EveryEdit([], ())
     edits.functions = [Function(file, file.tree.body[0])]
-    around = edits.around([("kernel.py", 7)])
+    around = edits.around([("kernel.py", 7, "f")])
     assert around == {("kernel.py", 3)}
     loop, other = (Edit("kernel.py", ((n, n, "x"),), "number", 1.0, n, n, "f") for n in (3, 2))
     queue = EditQueue([other, loop], first=[("kernel.py", 7, "f")], around=around)
     assert next(queue.batches(2)) == [loop, other]
+
+
+def test_an_operation_of_the_same_statement_with_another_name_is_a_factor():
+    kinds = {"x": "f[4]", "n": "f[]", "w": "f[]"}
+    wanted = "y = (y * tl.exp(w - n)) + tl.sum(tl.exp(x - n))\n"
+    assert any(wanted in t for t in texts_of("y = y + tl.sum(tl.exp(x - n))", **kinds))
+
+
+def test_a_condition_of_another_function_is_a_mask_where_its_names_are_known():
+    text = "def f(p, d, D):\n    return tl.load(p, mask=p > d + D)\n\n\ndef g(d, D):\n    return d < D, e < D\n"
+    file = SourceFile("kernel.py", "kernel", text.encode())
+    f, g = (Function(file, node) for node in file.tree.body)
+    found = {edit.applied(file.data).decode() for edit in near_edits(f, [g])}
+    assert any("mask=d < D" in t for t in found) and not any("mask=e < D" in t for t in found)
+
+
+def test_a_call_of_the_function_that_a_trace_names_and_what_its_line_calls_come_early():
+    text = "def a(x):\n    return x\n\n\ndef b(x):\n    return a(x)\n\n\ndef c(x):\n    y = x\n    b[(1,)](y)\n"
+    file = SourceFile("kernel.py", "kernel", text.encode())
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, node) for node in file.tree.body]
+    assert edits.around([("kernel.py", 6, "b")]) == {("kernel.py", 2), ("kernel.py", 11)}
 
 
 def test_a_name_that_nothing_reads_is_an_early_factor():

@@ -80,7 +80,7 @@ def diagnose(
     budget_s  seconds in all, of which at most half are for finding a failing case; None: no limit
     out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing. If the disk is
               full, the diagnosis says so
-    patch     also look for an edit of the candidate's source that makes it pass, for at most 40 % of the budget
+    patch     also look for an edit of the candidate's source that makes it pass, for at most 70 % of the budget
     propose   a command that gets evidence and source as JSON on its standard input, and returns patches; with `patch`
     progress  called with a sentence while a patch is looked for
 

@@ -32,6 +32,8 @@ class Patch:
     narrow       right at the declared sizes, but not at smaller or larger ones
     joins        the kinds of the edits of which it consists, if there are several
     work         how many times the kernel's work it does at some size, if that is much more; otherwise 1
+    compiled     False if no compiler has seen its Triton kernels, only Triton's interpreter
+    stages       names of stages that still differ from the golden, where every result is right
     """
 
     file: str
@@ -47,6 +49,8 @@ class Patch:
     text: str = field(default="", repr=False)
     work: float = 1.0
     joins: tuple[str, ...] = ()
+    compiled: bool = True
+    stages: tuple[str, ...] = ()
 
     @property
     def doubtful(self) -> bool:
@@ -62,6 +66,17 @@ class Patch:
     @property
     def sentence(self) -> str:
         """What is known about the edit, in one sentence."""
+        return self._passes + self._unsure
+
+    @property
+    def _unsure(self) -> str:
+        parts = [] if self.compiled else ["not compiled: its Triton kernels ran in the interpreter only"]
+        if self.stages:
+            parts.append(f"{' and '.join(self.stages)} still differ{'s' * (len(self.stages) == 1)} from the golden")
+        return "".join(f"; {part}" for part in parts)
+
+    @property
+    def _passes(self) -> str:
         number = f"{self.cases} case{'' if self.cases == 1 else 's'}"
         place = f"{Path(self.file).name}, line {self.line}"
         if self.narrow:
@@ -93,7 +108,7 @@ class Patch:
     def to_json(self) -> dict[str, object]:
         data = asdict(self)
         del data["text"]
-        return {**data, "remaining": list(self.remaining), "equals": list(data["equals"])}
+        return {**data, **{n: list(data[n]) for n in ("remaining", "equals", "stages")}}
 
     @property
     def equals_sentence(self) -> str:

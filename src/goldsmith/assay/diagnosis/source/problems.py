@@ -67,7 +67,7 @@ def problem(
 ) -> Problem | None:
     """One case as a mutant gets it: arguments, and the golden's values with their bounds; None without any.
 
-    Stages that are right in this run must stay right.
+    Stages that are right in this run must stay right; the others are compared as well.
     """
     values = {}
     for name, kind, _ in run.results():
@@ -77,17 +77,17 @@ def problem(
         if against is not None:
             values[name] = against
     settings = RunSettings(cotangents=dict(run.cotangents), layouts=dict(layouts or {}))
-    stages = _right_stages(run, golden)
+    stages = _stages(run, golden)
     return {"run": request_of(material, settings), "golden": values, "stages": stages} if values else None
 
 
-def _right_stages(run: CandidateRun, golden: GoldenResults) -> dict[str, tuple[Tensor, Tensor]]:
+def _stages(run: CandidateRun, golden: GoldenResults) -> dict[str, tuple[tuple[Tensor, Tensor], bool]]:
+    """The golden's values with their bounds, and whether the run's stages are right."""
     stages = {}
     for name, tensor in run.stages.items():
         against = _expected(golden, name, "stage")
-        if against is not None and name not in golden.material.target.decisions:
-            if tensor is not None and not wrong_share(tensor, *against):
-                stages[name] = against
+        if against is not None and tensor is not None and name not in golden.material.target.decisions:
+            stages[name] = against, not wrong_share(tensor, *against)
     return stages
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,8 @@ from ...judge.examination import Examination
 from ..trace.faulty_line import FaultyLine
 from .acceptance import Acceptance
 from .children.mutants import EditOutcome, Mutants
-from .edits.edit_queue import EditQueue, Line
-from .edits.edits import Edit
+from .edits.edit_queue import EditQueue
+from .edits.edits import Edit, Line
 from .edits.every_edit import EveryEdit
 from .edits.inverse_edits import inverse_kinds
 from .foreign_changes import foreign_change
@@ -23,7 +24,8 @@ from .proposals import proposals
 from .reading.candidate_source import CandidateSource, NoSource, candidate_source
 from .survivors import Survivors
 
-_SHARE, _UNBOUNDED = 0.4, 60.0  # of the budget of a diagnosis; seconds if there is none
+_SHARE, _UNBOUNDED = 0.7, 60.0  # of the budget of a diagnosis; seconds if there is none
+_PROCESSES = min(2, len(os.sched_getaffinity(0)))  # that try edits; each needs 0.3 GiB
 _BATCH = 40
 _SECOND = 0.35  # share of the time for a second edit, if single ones mend a part
 _PART = 0.5  # share of the wrong elements that an edit must leave, at most, if it mends no whole result
@@ -112,7 +114,7 @@ def find_patch(
         if not problems:
             raise NoSource("the failing run has no numbers that an edited copy could be compared with")
         on_cuda = examinations[0].material.candidate_device.type == "cuda"
-        with Mutants(source, problems, on_cuda=on_cuda) as mutants:
+        with Mutants(source, problems, on_cuda=on_cuda, processes=_PROCESSES) as mutants:
             if mutants.original.state == "right":
                 raise NoSource("the failing case is right in a plain run, so that it cannot tell edits apart")
             acceptance = Acceptance(target, source, examinations[0], mutants.original.wrong)
@@ -158,7 +160,7 @@ def _judged(
             search.tried += 1
             before = len(survivors.accepted)
             if outcome is not None and outcome.state == "right":
-                survivors.judge(edit, hunt.clock.left)
+                survivors.judge(edit, hunt.clock.left, outcome.stages)
                 why = (
                     "" if len(survivors.accepted) > before else "it is right on the failing case, and not on all others"
                 )
@@ -184,16 +186,16 @@ class _Hunt:
 
     def run(self, edits: EveryEdit) -> None:
         original = self.mutants.original
-        around = edits.around([(path, line) for path, line, _ in self.hints.lines])
+        around = edits.around(self.hints.lines)
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
         queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around)
         for batch in queue.batches(_BATCH):
-            right: list[Edit] = []
+            right: list[tuple[Edit, EditOutcome]] = []
             for edit, outcome in self._tried(batch):
                 mends = outcome.state == "wrong" and _is_better(outcome, original)
                 queue.learn(edit, outcome, mends)
                 self.better += [(len(outcome.wrong), outcome.share, edit)] if mends else []
-                right += [edit] if outcome.state == "right" else []
+                right += [(edit, outcome)] if outcome.state == "right" else []
             self._judge(right)
             if self.better and self.clock.left <= self.clock.seconds * _SECOND or self._over:
                 break
@@ -205,11 +207,11 @@ class _Hunt:
         equals = found is not None and time.monotonic() - found > _EQUALS * self.clock.seconds
         return self.clock.left <= 0 or equals or self.survivors.full
 
-    def _judge(self, right: Sequence[Edit]) -> None:
-        for edit in sorted(right, key=lambda e: (e.cost, e.size)):
+    def _judge(self, right: Sequence[tuple[Edit, EditOutcome]]) -> None:
+        for edit, outcome in sorted(right, key=lambda r: (len(r[1].stages), r[0].cost, r[0].size)):
             if self.survivors.full or self.survivors.best is not None and self.clock.left <= 0:
                 return
-            self.survivors.judge(edit, self.clock.left)
+            self.survivors.judge(edit, self.clock.left, outcome.stages)
 
     def _tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
         for edit, outcome in self.mutants.tried(edits):
@@ -231,7 +233,7 @@ def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
 def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
     """A second edit after the one that leaves the fewest results wrong; the same again elsewhere comes earlier."""
     edit = min(hunt.better, key=lambda b: (b[0], b[1], b[2].cost))[2]
-    _second(hunt, source, problems, on_cuda, edit, Hints((), {edit.kind}), hunt.clock.left)
+    _second(hunt, source, problems, on_cuda, edit, replace(hunt.hints, lines=(), causes={edit.kind}), hunt.clock.left)
 
 
 def _mend_layouts(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
@@ -255,7 +257,7 @@ def _second(
     try:
         ((path, text),) = hunt.mutants.texts(edit).items()
         edited = source.with_text(path, text)
-        with Mutants(edited, problems, on_cuda=on_cuda) as mutants:
+        with Mutants(edited, problems, on_cuda=on_cuda, processes=_PROCESSES) as mutants:
             if mutants.original.state != "wrong" or mutants.original.problem < right:
                 return
             clock = _Deadline(time.monotonic() + seconds, seconds)

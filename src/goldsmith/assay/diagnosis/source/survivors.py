@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...judge.examination import Examination
 from .acceptance import Acceptance, Accepted, NotAccepted
 from .children.mutants import Mutants
+from .compilation import compiles
 from .edits.edits import Edit, both_kinds
 from .patch import Equal, Patch, changed_line, unified_diff
 from .problems import Further, further_problems
@@ -26,6 +27,7 @@ class Survivor:
     """An edit with the texts that it makes. narrow: it is wrong at sizes below or above the declared ones.
 
     work: how many times the kernel's work it does at one of the other sizes, at most
+    compiled: whether Triton's compiler takes it; stages: names of those that differ from the golden
     """
 
     edit: Edit
@@ -34,6 +36,8 @@ class Survivor:
     remaining: tuple[str, ...] = ()
     narrow: bool = False
     work: float = 1.0
+    compiled: bool = True
+    stages: tuple[str, ...] = ()
 
     @property
     def doubtful(self) -> bool:
@@ -41,8 +45,9 @@ class Survivor:
         return self.narrow or self.work > _MORE_WORK
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, int, float]:
-        return self.narrow, self.doubtful, bool(self.remaining), self.edit.size, self.edit.cost
+    def rank(self) -> tuple[bool, bool, bool, bool, int, int, float]:
+        unsure = bool(self.remaining), not self.compiled, len(self.stages)
+        return self.narrow, self.doubtful, *unsure, self.edit.size, self.edit.cost
 
 
 @dataclass
@@ -70,7 +75,7 @@ class Survivors:
     def full(self) -> bool:
         return len(self.accepted) - sum(s.doubtful for s in self.accepted) >= _MOST
 
-    def judge(self, edit: Edit, left: float) -> None:
+    def judge(self, edit: Edit, left: float, stages: tuple[str, ...] = ()) -> None:
         """Take the edit if it passes everything, or remember it if only other layouts are wrong with it."""
         texts = self.mutants.texts(edit)
         if refusal(self.source, texts):
@@ -83,11 +88,14 @@ class Survivors:
             self.rejected.append(edit)
             return
         self.progress("patch: all cases with an edit that mends this one")
-        answer = self.acceptance.of(texts, max(_LEAST, left))
+        compiled = compiles(self.source, self.mutants, texts)
+        answer = NotAccepted() if compiled is False else self.acceptance.of(texts, max(_LEAST, left))
         if isinstance(answer, Accepted):
-            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow, work))
+            known = bool(compiled)
+            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow, work, known, stages))
             # a block of a fixed size may hold the declared sizes only: then the search for a better edit is short
-            if (not doubtful or beside == {"above"} and work <= _MORE_WORK) and self.found_at is None:
+            short = not doubtful or beside == {"above"} and work <= _MORE_WORK
+            if short and not stages and self.found_at is None:
                 self.found_at = time.monotonic()
             return
         if isinstance(answer, NotAccepted) and answer.probes and answer.probes <= _LAYOUTS and not doubtful:
@@ -145,7 +153,7 @@ class Survivors:
         return Patch(
             path, changed_line(before, text), best.edit.kind, unified_diff(path, before, text), best.cases,
             best.remaining, tried, tuple(equals), self._tried_sizes() if equals or best.narrow else "", best.narrow,
-            text, round(best.work, 1) if best.work > _MORE_WORK else 1.0, best.edit.joins,
+            text, round(best.work, 1) if best.work > _MORE_WORK else 1.0, best.edit.joins, best.compiled, best.stages,
         )  # fmt: skip
 
     def _equal(self, survivor: Survivor) -> Equal:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...declare.target import Target
 from ...execute.records import RunSettings
-from ...gate.isolation.encoding import receive, send
-from ...gate.isolation.limits import Limits
-from ...gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
 from ...gate.isolation.wire import request_of
-from ...gate.isolation.zygote_process import NoZygote, zygote
 from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from ...report.results import FAIL
-from ..source.reading.candidate_source import CandidateSource, NoSource, candidate_source
+from ..source.children.child import NoAnswer, single_request
+from ..source.reading.candidate_source import NoSource, candidate_source
 from .faulty_line import FaultyLine
 from .golden_values import golden_values
 
@@ -28,7 +21,6 @@ if TYPE_CHECKING:
     from ..report.result import DiagnosisFacts
 
 SECONDS = 5.0  # for the child
-_MEMORY = 2 << 30  # bytes
 _LARGE = 20_000  # elements of the inputs of a case
 
 
@@ -80,50 +72,18 @@ def traced_line(target: Target, examination: Examination, seconds: float = SECON
         if against is not None:
             bounds[name] = (against.bounded.value.cpu(), against.bounded.bound.cpu())
     message = {
-        **source.to_arguments(), "files": list(source.modules.values()), "golden": values, "bounds": bounds,
+        "files": list(source.modules.values()), "golden": values, "bounds": bounds,
         "wrong": sorted(n for n in examination.bad if n in bounds),
         "seconds": 0.6 * seconds,
         "run": request_of(material, RunSettings()), "sent": {n: t.cpu() for n, t in first.cotangents.items()},
     }  # fmt: skip
-    answer = _asked(source, message, until)
-    if "line" not in answer:
-        raise NoLine(str(answer.get("reason", "the process gave no answer")))
+    try:
+        answer = single_request(f"{__package__}.trace_process:serve", source, message, until)
+    except NoAnswer as error:
+        raise NoLine(f"the trace has no result: {error}") from error
+    if not isinstance(answer, dict) or "line" not in answer:
+        raise NoLine(str(answer.get("reason", "")) if isinstance(answer, dict) else "the process gave no answer")
     try:
         return FaultyLine.from_json(answer["line"])
     except (TypeError, KeyError, ValueError) as error:
         raise NoLine("the process sent a line that is none") from error
-
-
-def _asked(source: CandidateSource, message: Mapping[str, object], until: float) -> dict[str, Any]:
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    ours, its = socket.socketpair()
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    request = {
-        "do": "fork", "main": f"{__package__}.trace_process:serve", "nonce": nonce.hex(),
-        "limits": Limits(memory_bytes=_MEMORY, files=4096, processes=4096).to_json(), "sandbox": None,
-        "address_space": True, "folder": os.getcwd(), "paths": list(source.paths),
-    }  # fmt: skip
-    pid = 0
-    try:
-        answer = zygote().ask(request, [its.fileno(), nothing])
-        if "problem" in answer:
-            raise NoLine(f"no child process could be started: {answer['problem']}")
-        pid = answer["pid"]
-        its.close()
-        connection = Connection(ours, nonce)
-        send(connection, 0, message, pickled=True)
-        reply = receive(connection, until)[1]
-        return reply if isinstance(reply, dict) else {}
-    except NoZygote as error:
-        raise NoLine(f"no child process could be started: {error}") from error
-    except TimeoutError as error:
-        raise NoLine("the trace took too long") from error
-    except (Closed, Malformed, OSError) as error:
-        raise NoLine(f"the trace ended early ({type(error).__name__})") from error
-    finally:
-        if pid:
-            with contextlib.suppress(NoZygote):
-                zygote().ask({"do": "end", "pid": pid})
-        its.close()
-        ours.close()
-        os.close(nothing)

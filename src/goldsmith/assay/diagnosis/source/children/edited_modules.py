@@ -18,6 +18,7 @@ import torch
 from ....declare.target import Target
 from ....gate.isolation.candidate_side import Parts
 from ....support.random_state import seeded_generators
+from .returned_gradients import Misfit, watch
 
 
 class EditedModules(MetaPathFinder, Loader):
@@ -27,6 +28,7 @@ class EditedModules(MetaPathFinder, Loader):
         self.modules = dict(modules)
         self.codes: dict[str, CodeType] = {}
         self.edited: dict[str, str] = {}
+        self.misfits: set[Misfit] = set()  # gradients since the last load that autograd sums, broadcasts or casts
         self.count = 0
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -69,6 +71,8 @@ class EditedModules(MetaPathFinder, Loader):
         module_name, attribute, index = origin
         with seeded_generators(0, torch.device("cpu")):
             module = importlib.import_module(str(module_name))
+        self.misfits = set()
+        watch((sys.modules[n] for n in self.modules if n in sys.modules), self.misfits)
         value = _attribute(module, str(attribute))
         value = value[index] if isinstance(index, int) else value  # type: ignore[index]
         if isinstance(value, Target):

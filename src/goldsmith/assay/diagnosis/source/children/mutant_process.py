@@ -13,10 +13,13 @@
     {"do": "work", "edited", "seconds"}                     answered with [work of the files, work with the edit]
                                                             of each further problem; [] if one cannot be run
     {"do": "layouts"}                                       whether the files as they are depend on layouts
+    {"do": "launches", "edited", "seconds"}                 answered with the launches of Triton kernels, in the first
+                                                            problem; None stands for one without a name
 
-An outcome has "state": "right", "wrong", "raised" or "slow"; "wrong": names of results; "share" of wrong elements;
-"problem": number of the one that decided; "seconds"; "changed": names of results that are others than those of the
-files as they are; "moved": whether one of these is wrong in them.
+An outcome has "state": "right", "wrong", "raised" or "slow"; "wrong": names of results, or what else is wrong; "share"
+of wrong elements; "problem": number of the one that decided; "seconds"; "changed": names of results that are others
+than those of the files as they are; "moved": whether one of these is wrong in them; "stages": of a right edit, those
+that differ from the golden.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -47,8 +50,12 @@ from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
 from .counted_work import CountedWork
 from .edited_modules import EditedModules, install
+from .known_kernels import reuse_rewritten
+from .launches import recorded_launches
+from .returned_gradients import Misfit
 
 RIGHT, WRONG, RAISED, SLOW, CRASHED = "right", "wrong", "raised", "slow", "crashed"
+MISFIT, EXCHANGED = "shape or dtype of a gradient", "names of stages"  # wrong beside results
 _FIRST = 60.0  # seconds for the files as they are
 _COLLECT_EVERY = 50
 _PLAIN = RunSettings(plain=PlainCalls((), (0,), (PlainBackward(0),), watch=0.0))
@@ -100,6 +107,7 @@ class _Mutant:
         self.results: dict[str, Tensor | None] = {}  # of the files as they are
         self.wrong: list[str] = []
         self.decided = 0  # the problem whose results these are
+        self.misfits: set[Misfit] = set()
         self.kinds: Kinds = {}
         self.quick: ExitStack | None = None  # Triton's interpreter without needless work, once it is there
         self.further: list[tuple[Mapping[str, Any], dict[str, Tensor | None]]] = []
@@ -111,13 +119,19 @@ class _Mutant:
             nothing = {"problem": 0, "seconds": 0.0, "moved": True, "changed": [], "kinds": {}}
             return {**_outcome(CRASHED, self.wrong), **nothing}
         if self.known is not None:
-            self.results, self.wrong, self.decided = (self.known[n] for n in ("results", "wrong", "decided"))
+            names = "results", "wrong", "decided", "misfits"
+            self.results, self.wrong, self.decided, misfits = (self.known[n] for n in names)
+            self.misfits = set(misfits)
             return self.known["outcome"]
         with observing(frozenset(self.modules.modules.values()), self.kinds):
             first = self.outcome(self.base, _FIRST)
         self.results, self.wrong, self.decided = dict(self.last), list(first["wrong"]), first["problem"]
+        self.misfits = set(self.modules.misfits)
         outcome = first if first["state"] == SLOW else self.outcome(self.base, _FIRST)
-        known = {"results": self.results, "wrong": self.wrong, "decided": self.decided, "outcome": outcome}
+        known = {
+            "results": self.results, "wrong": self.wrong, "decided": self.decided, "misfits": sorted(self.misfits),
+            "outcome": outcome,
+        }  # fmt: skip
         return {**outcome, "kinds": {} if first["state"] == SLOW else self.kinds, "known": known}
 
     def answer(self, message: Mapping[str, Any]) -> object:
@@ -131,6 +145,10 @@ class _Mutant:
             return [self._confirmed(edited, problem, before, seconds) for problem, before in self.further]
         if message["do"] == "work":
             return self._work(message["edited"], message["seconds"])
+        if message["do"] == "launches":
+            with recorded_launches() as found:
+                self.outcome(message["edited"], message["seconds"])
+            return list(found)
         return self._depends_on_layouts()
 
     def _work(self, edited: Mapping[str, str], seconds: float) -> list[list[int]]:
@@ -161,6 +179,7 @@ class _Mutant:
         golden = problem["golden"]
         shares = {name: blamed_share(results.get(name), before.get(name), *golden[name]) for name in golden}
         wrong = [name for name, share in shares.items() if share]
+        wrong += [name for name in outcome["wrong"] if name not in golden]
         return {**outcome, **_outcome(WRONG if wrong else RIGHT, wrong, sum(shares.values()))}
 
     def _once(
@@ -198,6 +217,7 @@ class _Mutant:
         if self.quick is None and interpreter.MODULE in sys.modules:
             self.quick = ExitStack()
             self.quick.enter_context(interpreter.watching())
+            reuse_rewritten(sys.modules[interpreter.MODULE])
         number, outcome = 0, _outcome(RAISED)
         self.last: dict[str, Tensor | None] = {}
         self.error = ""
@@ -211,6 +231,8 @@ class _Mutant:
                     changed = [n for n, t in self.last.items() if not same(t, self.results.get(n))]
                 if outcome["state"] != RIGHT:
                     break
+            if outcome["state"] == RIGHT and self.modules.misfits - self.misfits and self.results:
+                outcome = _outcome(WRONG, [MISFIT])
         except _Overtime:
             outcome = _outcome(SLOW)
         except BaseException as error:  # noqa: BLE001 - an edited copy may raise anything, on import as well
@@ -247,10 +269,25 @@ class _Mutant:
         results = {name: tensor for name, _, tensor in run.results()}
         if settings.layouts or self.guarded:
             self.last = results
-        outcome = compared({**run.stages, **results}, {**problem["golden"], **problem.get("stages", {})})
+        stages = {n: against for n, (against, right) in problem["stages"].items() if right}
+        outcome = compared({**run.stages, **results}, {**problem["golden"], **stages})
+        if outcome["state"] == RIGHT:
+            outcome = self._with_stages(run.stages, {n: a for n, (a, _) in problem["stages"].items()})
         harm = run.changed or run.overruns or run.unwritten
         harmed = harm and outcome["state"] == RIGHT and not self.guarded
         return _outcome(WRONG, ["memory"]) if harmed else outcome
+
+    def _with_stages(
+        self, stages: Mapping[str, Tensor | None], golden: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> dict[str, Any]:
+        """A right edit with the stages that still differ; wrong if one of them holds what another of them should."""
+        differ = [n for n in stages if n in golden and wrong_share(stages[n], *golden[n])]
+        exchanged = any(
+            other != name and stages[name] is not None and not wrong_share(stages[name], *golden[other])
+            for name in differ
+            for other in differ
+        )
+        return _outcome(WRONG, [EXCHANGED]) if exchanged else _outcome(RIGHT, stages=differ)
 
     def _without_gradients(self, material: Material, problem: Mapping[str, Any]) -> dict[str, Any] | None:
         """While an output is wrong that is wrong in the files as they are, gradients need not be computed."""
@@ -268,8 +305,10 @@ class _Mutant:
         return _outcome(WRONG, [*outcome["wrong"], *gradients], outcome["share"] + len(gradients))
 
 
-def _outcome(state: str, wrong: list[str] | None = None, share: float = 1.0) -> dict[str, Any]:
-    return {"state": state, "wrong": wrong or [], "share": share}
+def _outcome(
+    state: str, wrong: list[str] | None = None, share: float = 1.0, stages: Sequence[str] = ()
+) -> dict[str, Any]:
+    return {"state": state, "wrong": wrong or [], "share": share, "stages": list(stages)}
 
 
 def compared(results: Mapping[str, Tensor | None], golden: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Any]:

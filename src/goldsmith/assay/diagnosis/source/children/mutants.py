@@ -5,27 +5,22 @@ An edit that crashes its process, never ends or eats the memory costs one restar
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ....gate.isolation.candidate_process import PASSED_ON
 from ....gate.isolation.encoding import receive, send
-from ....gate.isolation.limits import Limits
-from ....gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
-from ....gate.isolation.zygote_process import NoZygote, zygote
+from ....gate.isolation.protocol import Closed, Connection, Malformed
 from ..edits.edits import Edit
 from ..reading.candidate_source import CandidateSource, NoSource
+from .alternating import alternating
+from .child import Child, NoAnswer
+from .launches import Launch
 
 T = TypeVar("T")
 CRASHED = "crashed"
 _BATCH = 40
-_MEMORY = 2 << 30  # bytes
 _BEGIN = 90.0  # seconds for the files as they are
 _LEAST, _TIMES = 0.5, 8.0  # seconds for one edit: at least, and as a multiple of what the files as they are take
 _LARGER = 4.0  # times as many for a further problem, which may have larger sizes
@@ -38,6 +33,7 @@ class EditOutcome:
 
     wrong: names of the wrong results of the problem that decided; share: of wrong elements, summed over them.
     changed: names of results that are others than those of the files as they are; moved: one of these is wrong there.
+    stages: of a right edit, those that differ from the golden.
     """
 
     state: str
@@ -47,6 +43,7 @@ class EditOutcome:
     seconds: float = 0.0
     moved: bool = True
     changed: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
 
 
 class Mutants:
@@ -54,21 +51,33 @@ class Mutants:
 
     def __init__(
         self, source: CandidateSource, problems: Sequence[Mapping[str, object]], *, on_cuda: bool = False,
-        boxed: bool = False,
+        boxed: bool = False, known: dict[str, object] | None = None, processes: int = 1,
     ):  # fmt: skip
-        """boxed: run the edits in a sandbox, because a program of the user's wrote them."""
+        """boxed: run the edits in a sandbox, because a program of the user's wrote them.
+
+        known: what another process found out about the files as they are; processes: 1 or 2
+        """
+        self.second: Mutants | None = None
         self.source, self.problems, self.on_cuda, self.boxed = source, problems, on_cuda, boxed
-        self.pid = 0
+        self.child: Child | None = None
         self.number = 0
         self.restarts = 0
         self.ends = False  # the files as they are end their process
         self.extra: list[Mapping[str, object]] = []
         self.kinds: dict[str, dict[str, str]] = {}
-        self.known: dict[str, object] | None = None  # what the first process found out about the files as they are
+        self.known = known  # what the first process found out about the files as they are
         self.original = self._begin()
+        if processes > 1 and not on_cuda and not self.ends:
+            self.second = Mutants(source, problems, boxed=boxed, known=self.known)
 
     def tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
-        """Each edit with its outcome, in order."""
+        """Each edit with its outcome; with a second process, as the outcomes come."""
+        if self.second is None:
+            yield from self._in_order(edits)
+            return
+        yield from alternating([self._in_order, self.second._in_order], edits)
+
+    def _in_order(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
         left = list(edits)
         while left:
             batch, left = left[:_BATCH], left[_BATCH:]
@@ -81,13 +90,13 @@ class Mutants:
 
     def _batch(self, batch: Sequence[Edit]) -> Iterator[EditOutcome]:
         """Outcomes until the process ends."""
-        if not self.pid:
+        if self.child is None:
             self._again()
         texts = [self.texts(edit) for edit in batch]
         seconds = self.seconds
         try:
             self.number += 1
-            send(self.connection, self.number, {"do": "try", "edits": texts, "seconds": seconds}, pickled=True)
+            send(self._connection, self.number, {"do": "try", "edits": texts, "seconds": seconds}, pickled=True)
             for _ in batch:
                 yield _outcome(self._receive(seconds + _LATE))
         except TimeoutError:
@@ -125,6 +134,11 @@ class Mutants:
         """Whether the files as they are give other results for equal values in another layout."""
         return bool(self._asked({"do": "layouts"}, 10 * self.seconds + _LATE, bool))
 
+    def launches(self, texts: Mapping[str, str]) -> list[Launch | None]:
+        """The launches of Triton kernels with an edit, as a compiler needs them."""
+        message = {"do": "launches", "edited": dict(texts), "seconds": _LARGER * self.seconds}
+        return self._asked(message, _LARGER * self.seconds + _LATE, list) or []
+
     @property
     def seconds(self) -> float:
         """For one edit and one problem."""
@@ -137,11 +151,11 @@ class Mutants:
             self._asked({"do": "further", "problem": problem, "known": True}, _BEGIN, _outcome)
 
     def _asked(self, message: Mapping[str, object], seconds: float, read: Callable[[Any], T]) -> T | None:
-        if not self.pid:
+        if self.child is None:
             self._again()
         try:
             self.number += 1
-            send(self.connection, self.number, message, pickled=True)
+            send(self._connection, self.number, message, pickled=True)
             return read(self._receive(seconds))
         except (TimeoutError, Closed, Malformed, OSError):
             self.close()
@@ -151,37 +165,27 @@ class Mutants:
     def texts(self, edit: Edit) -> dict[str, str]:
         return {edit.path: edit.applied(self.source.files[edit.path].data).decode(errors="replace")}
 
+    @property
+    def _connection(self) -> Connection:
+        if self.child is None:
+            raise Closed
+        return self.child.connection
+
     def _receive(self, seconds: float) -> object:
         """The next reply to the last request; replies to earlier ones were given up."""
         until = time.monotonic() + seconds
         while True:
-            number, reply = receive(self.connection, until)
+            number, reply = receive(self._connection, until)
             if number == self.number:
                 return reply
 
     def _begin(self) -> EditOutcome:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        ours, its = socket.socketpair()
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        box = {"hidden": [], "full": not self.on_cuda, "environment": list(PASSED_ON)}
-        request = {
-            "do": "fork", "main": f"{__package__}.mutant_process:serve", "nonce": nonce.hex(),
-            "limits": Limits(memory_bytes=_MEMORY, files=4096, processes=4096).to_json(),
-            "sandbox": box if self.boxed else None,
-            "address_space": not self.on_cuda, "folder": os.getcwd(), "paths": list(self.source.paths),
-        }  # fmt: skip
         try:
-            answer = zygote().ask(request, [its.fileno(), nothing])
-        except NoZygote as error:
-            ours.close()
-            raise NoSource(f"no child process could be started: {error}") from error
-        finally:
-            its.close()
-            os.close(nothing)
-        if "problem" in answer:
-            ours.close()
-            raise NoSource(f"no child process could be started: {answer['problem']}")
-        self.pid, self.connection, self.number = answer["pid"], Connection(ours, nonce), 0
+            main = f"{__package__}.mutant_process:serve"
+            self.child = Child.start(main, self.source, boxed=self.boxed, on_cuda=self.on_cuda)
+        except NoAnswer as error:
+            raise NoSource(str(error)) from error
+        self.number = 0
         message = {
             "do": "begin",
             **self.source.to_arguments(),
@@ -191,7 +195,7 @@ class Mutants:
             "known": self.known,
         }
         try:
-            send(self.connection, 0, message, pickled=True)
+            send(self._connection, 0, message, pickled=True)
             reply: Any = self._receive(_BEGIN)
             self.kinds = reply.get("kinds", {}) or self.kinds
             self.known = self.known or reply.get("known")
@@ -206,11 +210,11 @@ class Mutants:
             ) from error
 
     def close(self) -> None:
-        if self.pid:
-            pid, self.pid = self.pid, 0
-            with contextlib.suppress(NoZygote):
-                zygote().ask({"do": "end", "pid": pid})
-            self.connection.socket.close()
+        if self.second is not None:
+            self.second.close()
+        if self.child is not None:
+            self.child.close()
+            self.child = None
 
     def __enter__(self) -> Mutants:
         return self
@@ -232,6 +236,7 @@ def _outcome(reply: Any) -> EditOutcome:
         return EditOutcome(
             str(reply["state"]), tuple(str(n) for n in reply["wrong"]), float(reply["share"]), int(reply["problem"]),
             float(reply["seconds"]), bool(reply["moved"]), tuple(str(n) for n in reply["changed"]),
+            tuple(str(n) for n in reply["stages"]),
         )  # fmt: skip
     except (TypeError, KeyError, ValueError) as error:
         raise Malformed("an outcome that is none") from error

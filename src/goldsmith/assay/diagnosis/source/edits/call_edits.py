@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from .edits import Edit, Function, loads
 
 _INFINITE = ('-float("inf")', 'float("inf")')
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _NEUTRAL = (*_INFINITE, "0.0", "1.0", "0")
 _KEYWORDS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (frozenset(("sum", "mean", "amax", "amin", "max", "min", "prod", "argmax", "argmin", "var", "std", "norm", "any")),
@@ -34,8 +36,9 @@ _CASTS = ("float", "double", "half", "bfloat16", "int", "long")
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 
 
-def call_edits(function: Function) -> Iterator[Edit]:
-    masks = masks_of(function)
+def call_edits(function: Function, beside: Sequence[Function] = ()) -> Iterator[Edit]:
+    """beside: the other functions, whose conditions may belong here."""
+    masks = masks_of(function, beside)
     numbers = _numbers(function)
     for node in loads(function):
         if isinstance(node, ast.Call):
@@ -77,16 +80,27 @@ def _is_triton(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") in ("tl", "language")
 
 
-def masks_of(function: Function) -> list[str]:
-    """Texts of conditions: comparisons, and names that hold truth values of several elements."""
-    found: dict[str, None] = {}
+def masks_of(function: Function, beside: Sequence[Function] = ()) -> list[str]:
+    """Texts of conditions: comparisons, and names that hold truth values of several elements.
+
+    Those of other functions only if every name is known here.
+    """
+    found = dict.fromkeys(_masks(function))
+    known = set(function.names)
+    for each in beside:
+        found |= dict.fromkeys(m for m in _masks(each) if set(_NAME.findall(m)) <= known)
+    return list(found)
+
+
+def _masks(function: Function) -> Iterator[str]:
+    masks = {n for n in function.names if function.kinds.get(n, "").startswith("b[") or "mask" in n}
+    yield from sorted(masks & function.unread)
     for node in loads(function):
-        name = isinstance(node, ast.Name) and (function.kinds.get(node.id, "").startswith("b[") or "mask" in node.id)
+        name = isinstance(node, ast.Name) and node.id in masks
         if name or isinstance(node, ast.Compare) or isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
             text = function.file.text(node)
             if len(text) < 80 and "\n" not in text:
-                found[text] = None
-    return list(found)
+                yield text
 
 
 def _numbers(function: Function) -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from ..children.mutants import EditOutcome
-from .edits import Edit, Place
+from .edits import Edit, Line, Place
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
 _COSTLY = 1.9  # cost from which edits wait: a cheap one may choose the branch that is not taken
@@ -16,10 +16,9 @@ _BROAD = 0.3  # cost more for the edits of a place that also moves right results
 _PROBED = 1.9  # cost up to which an edit is tried early to see what its place moves
 _FIRST, _CLOSE, _NEAR = 1.2, 0.6, 0.3  # cost less in a line that a trace names, within two lines of it, in its function
 _LINES = 2
-_BESIDE = 0.8  # cost more where a trace shows that all operations are right or lead to right results only
+_BESIDE = 0.5  # cost more where a trace shows that all operations are right: so are those of one fault in five
 _BEGIN = 0.5  # cost up to which edits of such lines come before all that probe places
 _HINTED = 0.8  # cost less for a kind that undoes the edit of the golden that fits
-Line = tuple[str, int, str]  # file, line, function
 
 
 class EditQueue:
@@ -105,9 +104,9 @@ class EditQueue:
     def cost(self, edit: Edit) -> float:
         at = place(edit)
         cost = edit.cost - _BONUS * (at in self.promising) + _BROAD * (at in self.broad)
-        cost += _BESIDE * (at in self.beside) - _HINTED * (edit.kind in self.kinds)
+        distance = self._distance(edit)
+        cost += _BESIDE * (at in self.beside and distance > _LINES) - _HINTED * (edit.kind in self.kinds)
         if self.lines:
-            distance = self._distance(edit)
             near = _NEAR * any(edit.function == f for _, _, f in self.lines)
             cost -= _FIRST if not distance else _CLOSE if distance <= _LINES or at in self.around else near
         return cost

@@ -12,6 +12,7 @@ from ..reading.source_file import SourceFile
 
 Span = tuple[int, int, str]
 Place = tuple[str, int]  # file, line of a statement
+Line = tuple[str, int, str]  # file, line, function
 _WHOLE = (ast.Name, ast.Constant, ast.Call, ast.Attribute, ast.Subscript, ast.List, ast.Dict)
 _OPEN = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Attribute, ast.Subscript, ast.Starred, ast.IfExp)
 
@@ -121,6 +122,10 @@ class Function:
                     names.add(node.id)
         return names | {"ctx", "self", "cls", "tl", "torch", "math", "triton", "assay", "np"}
 
+    @property
+    def name(self) -> str:
+        return getattr(self.node, "name", "")
+
     def statement(self, node: ast.AST) -> ast.stmt | None:
         """The innermost statement around a node."""
         at: ast.AST | None = node
@@ -132,8 +137,7 @@ class Function:
         statement = self.statement(node)
         line = getattr(node, "lineno", 0)
         place = statement.lineno if statement is not None else line
-        name = getattr(self.node, "name", "")
-        return Edit(self.file.path, spans, kind, cost + self.penalty, line, place, name)
+        return Edit(self.file.path, spans, kind, cost + self.penalty, line, place, self.name)
 
     def swap(self, node: ast.AST, text: str, kind: str, cost: float) -> Edit:
         """The edit that puts an expression's text in the place of `node`, in parentheses where it needs them."""

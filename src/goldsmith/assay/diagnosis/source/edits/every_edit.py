@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ..reading.candidate_source import BACKWARD, FORWARD, Part
 from ..reading.source_file import first_line, head_lines
 from ..reading.value_kinds import kinds_of
 from .call_edits import call_edits
-from .edits import Edit, Function, Place, cheapest_first
+from .edits import Edit, Function, Line, Place, cheapest_first
+from .repeated_edits import repeated_edits
 from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
 from .statement_edits import statement_edits
@@ -34,7 +35,8 @@ class EveryEdit:
         gradients = bool(wrong) and all(n.endswith(".grad") for n in wrong)
         phase = BACKWARD if gradients and any(p.phases == {BACKWARD} for p in listed) else FORWARD
         self.functions = [_function(p, 0.0 if phase in p.phases else _OTHER_PHASE, kinds) for p in listed]
-        self.near = cheapest_first(e for f in self.functions for e in near_edits(f))
+        near = [e for f in self.functions for e in near_edits(f, [g for g in self.functions if g is not f])]
+        self.near = cheapest_first([*near, *repeated_edits(near, self.functions)])
         self.done: set[Place] = set()
 
     def far(self, places: Collection[Place] | None = None) -> list[Edit]:
@@ -47,17 +49,26 @@ class EveryEdit:
                 beside = [f for f in self.functions if f is not function]
                 lines = {line for _, line in own}
                 found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
-        return cheapest_first(found)
+        return cheapest_first([*found, *repeated_edits(found, self.functions)])
 
-    def around(self, lines: Collection[tuple[str, int]]) -> set[Place]:
-        """The loops and conditions in whose bodies these lines are: their bounds show there first."""
-        return {
-            (f.file.path, n.lineno)
-            for f in self.functions
-            for n in f.nodes
-            if isinstance(n, ast.For | ast.While | ast.If)
-            and any(path == f.file.path and n.lineno < line <= (n.end_lineno or 0) for path, line in lines)
-        }
+    def around(self, lines: Collection[Line]) -> set[Place]:
+        """What shows first in these lines: the loops and conditions around them, the calls of their functions with the
+        arguments, and what they call themselves.
+        """
+        named = {function for _, _, function in lines} - {""}
+        found = set[Place]()
+        for f in self.functions:
+            for n in f.nodes:
+                if isinstance(n, ast.For | ast.While | ast.If):
+                    if any(path == f.file.path and n.lineno < line <= (n.end_lineno or 0) for path, line, _ in lines):
+                        found.add((f.file.path, n.lineno))
+                elif isinstance(n, ast.Call):
+                    statement = f.statement(n)
+                    if statement is not None and _called(n) in named:
+                        found.add((f.file.path, statement.lineno))
+                    if statement is not None and any((f.file.path, n.lineno) == (p, line) for p, line, _ in lines):
+                        found |= {place for g in self.functions for place in g.places if g.name == _called(n)}
+        return found
 
     def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:
         """The statements in which these lines are; of a loop or a condition, only the head counts."""
@@ -69,8 +80,15 @@ class EveryEdit:
         }
 
 
-def near_edits(function: Function) -> list[Edit]:
-    return [*small_edits(function), *call_edits(function), *statement_edits(function), *name_edits(function)]
+def _called(node: ast.Call) -> str:
+    """The name of a function that is called or launched."""
+    callee = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+    return getattr(callee, "id", getattr(callee, "attr", ""))
+
+
+def near_edits(function: Function, beside: Sequence[Function] = ()) -> list[Edit]:
+    calls = call_edits(function, beside)
+    return [*small_edits(function), *calls, *statement_edits(function), *name_edits(function)]
 
 
 def _function(part: Part, penalty: float, kinds: Mapping[str, Mapping[str, str]]) -> Function:

@@ -33,7 +33,7 @@ def name_edits(function: Function) -> Iterator[Edit]:
 
 def scope_edits(function: Function, beside: Sequence[Function], lines: Collection[int]) -> Iterator[Edit]:
     """Edits of the statements in these lines. beside: the other functions, whose expressions may belong here."""
-    expressions = _expressions(function, beside)
+    expressions = [*_expressions(function, beside), *_renamed(function, beside)]
     for node in _movable(function):
         statement = function.statement(node)
         if statement is None or statement.lineno not in lines:
@@ -43,6 +43,8 @@ def scope_edits(function: Function, beside: Sequence[Function], lines: Collectio
                 yield function.swap(node, name, "a name for a number", 2.6 - _UNREAD * (name in function.unread))
         if isinstance(node, ast.Name):
             yield from _names(function, node, others=True)
+        elif isinstance(node, ast.BinOp | ast.Call | ast.Subscript):
+            yield from _named(function, node)
         if not isinstance(node, ast.Constant):
             yield from _exchanged(function, node, expressions)
         if _takes_terms(function, node):
@@ -95,11 +97,22 @@ def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator
         yield function.swap(node, f"-{node.id}", "sign", 1.6)
 
 
+def _named(function: Function, node: ast.expr) -> Iterator[Edit]:
+    """A name for an argument of a call or for a whole value: what an expression computes anew may have a name."""
+    if isinstance(function.file.parents.get(node), ast.Call | ast.keyword | ast.Assign | ast.Return):
+        inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        for name in function.names:
+            if function.kinds.get(name, "?")[0] != "p":
+                cost = 2.0 - 0.3 * (name in inside) - _UNREAD * (name in function.unread)
+                yield function.swap(node, name, "a name for an expression", cost)
+
+
 def _moved(function: Function, node: ast.expr) -> Iterator[Edit]:
     """Plus and minus one, where whole numbers are: in indices, ranges, comparisons and sums of names."""
     parent = function.file.parents.get(node)
     name = getattr(getattr(parent, "func", None), "attr", getattr(getattr(parent, "func", None), "id", ""))
-    whole = isinstance(parent, ast.Compare | ast.Subscript | ast.Slice) or name in _INDEX
+    address = isinstance(parent, ast.Call) and _is_address(function, node)
+    whole = isinstance(parent, ast.Compare | ast.Subscript | ast.Slice) or name in _INDEX or address
     if isinstance(node, ast.Name | ast.BinOp | ast.Attribute | ast.Call | ast.Subscript):
         text = function.file.text(node)
         for more in ("+ 1", "- 1"):
@@ -117,6 +130,18 @@ def _expressions(function: Function, beside: Sequence[Function]) -> list[tuple[s
                 text = each.file.text(node)
                 if names and names <= known and len(text) < 80 and "\n" not in text and not names & {"ctx", "self"}:
                     found.setdefault(text, (text, names, node))
+    return list(found.values())
+
+
+def _renamed(function: Function, beside: Sequence[Function]) -> list[tuple[str, frozenset[str], ast.expr]]:
+    """The calls of `_expressions` with a name that nothing reads in the place of the name that is most like it."""
+    found: dict[str, tuple[str, frozenset[str], ast.expr]] = {}
+    for text, names, node in _expressions(function, beside) if function.unread else ():
+        for other in function.unread - names if isinstance(node, ast.Call | ast.Subscript) else ():
+            name = max(names, key=lambda n: _likeness(n, other))
+            if fits(function.kinds.get(name, "?"), function.kinds.get(other, "?")):
+                changed = re.sub(rf"\b{name}\b", other, text)
+                found.setdefault(changed, (changed, names - {name} | {other}, node))
     return list(found.values())
 
 
@@ -182,7 +207,9 @@ def _terms(
         far -= _UNREAD * (name in function.unread)
         if address:
             if kind[0] in "i?":
-                yield function.swap(node, f"{text} + {name}", "offset added", 1.3 + far / 2)
+                for operator in "+-":
+                    cost = 1.3 + far / 2 + 0.3 * (operator == "-")
+                    yield function.swap(node, f"{text} {operator} {name}", "offset added", cost)
             continue
         for operator in operators:
             if name == text and operator in "-/" or kind[0] == "p":
@@ -201,6 +228,11 @@ def _terms(
             for other in function.names:
                 for operator in "+-":
                     yield function.swap(node, f"{text} {operator} {other} * {name}", "addend added", 2.3)
+    for factor in () if address else _operations(function, node):
+        for operator in ("" if inside in _PRODUCTS else "*") + ("" if inside in _SUMS else "+-"):
+            left = joined if operator == "*" else text
+            word = "factor added" if operator == "*" else "addend added"
+            yield function.swap(node, f"{left} {operator} {factor}", word, 2.0 + 0.2 * (operator != "*"))
     for number in () if address else ("2", "0.5"):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
     for operator in () if address or inside in _SUMS else "+-":
@@ -218,9 +250,25 @@ def _terms(
             yield function.swap(node, f"{joined} & ({other})", "condition added", 1.7 + far)
 
 
+def _operations(function: Function, node: ast.expr) -> list[str]:
+    """The calls in the same statement with another name in the place of one that they read."""
+    statement, found = function.statement(node), dict[str, None]()
+    for call in ast.walk(statement) if statement is not None and not hasattr(statement, "body") else ():
+        if isinstance(call, ast.Call) and _is_term(call) and len(function.file.text(call)) < 60:
+            text = function.file.text(call)
+            for name in dict.fromkeys(n.id for n in ast.walk(call) if isinstance(n, ast.Name)):
+                own = function.kinds.get(name, "?")
+                for other in function.names if own[0] == "f" and name not in function.called else ():
+                    if other != name and function.kinds.get(other, "?")[0] == "f":
+                        found[re.sub(rf"\b{name}\b", other, text)] = None
+    return list(found)
+
+
 def _is_term(node: ast.expr) -> bool:
     """Whether an expression may be a term that is missing elsewhere: no index arithmetic, no new memory."""
     name = getattr(getattr(node, "func", None), "attr", getattr(getattr(node, "func", None), "id", ""))
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Pow | ast.Div)
     return isinstance(node, ast.Subscript | ast.Attribute) or isinstance(node, ast.Call) and name not in _IDLE
 
 
@@ -236,5 +284,7 @@ def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:
         for mask in masks_of(function):
             for value in ("0.0", '-float("inf")'):
                 yield function.swap(node, f"tl.where({mask}, {text}, {value})", "mask added", 1.8)
+            cost = 1.9 - _UNREAD * (mask in function.unread)
+            yield function.swap(node, f"tl.where({mask}, 0.0, {text})", "mask added", cost)
     for call in (".to(tl.float32)",) if triton else (".clone()", ".contiguous()", ".float()", ".detach()", ".T", ".mT"):
         yield function.swap(node, f"{joined}{call}", "call added", 2.0)

@@ -10,6 +10,7 @@ from ..reading.value_kinds import fits
 from .edits import Edit, Function
 
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
+_FAR = 4  # statements by which one is moved
 
 
 def statement_edits(function: Function) -> Iterator[Edit]:
@@ -20,6 +21,7 @@ def statement_edits(function: Function) -> Iterator[Edit]:
                     yield _exchanged(function, first, second)
             if isinstance(first, _SIMPLE) and isinstance(second, ast.For | ast.While) and not _is_text(first):
                 yield _into(function, first, second)
+        yield from _moved(function, body)
         for loop in body:
             if isinstance(loop, ast.For | ast.While):
                 yield from _out_of(function, loop)
@@ -46,6 +48,20 @@ def _exchanged(function: Function, first: ast.stmt, second: ast.stmt) -> Edit:
     one, other = function.file.text(first), function.file.text(second)
     spans = (*function.file.span(first), other), (*function.file.span(second), one)
     return function.edit(first, "statements exchanged", 1.8, *spans)
+
+
+def _moved(function: Function, body: list[ast.stmt]) -> Iterator[Edit]:
+    """A statement comes earlier or later in its block, by a few others; by one is an exchange."""
+    for place, statement in enumerate(body):
+        lines = _own_lines(function, statement) if isinstance(statement, _SIMPLE) else None
+        if lines is None or _is_text(statement):
+            continue
+        text = function.file.data[lines[0] : lines[1]].decode()
+        for other in (*range(max(0, place - _FAR), place - 1), *range(place + 2, min(len(body), place + _FAR + 1))):
+            there = _own_lines(function, body[other])
+            if there is not None and not _is_text(body[other]):
+                at = there[other > place]
+                yield function.edit(statement, "statement moved", 2.0, (*lines, ""), (at, at, text))
 
 
 def _own_lines(function: Function, node: ast.stmt) -> tuple[int, int] | None:

@@ -1,0 +1,127 @@
+"""What no right result excuses: gradients that autograd mends, exchanged stages, kernels that no compiler takes."""
+
+import pytest
+
+from assay.diagnosis.test_patches import TORCH, TRITON, failing
+from assay.diagnosis.written_modules import forget, load
+from goldsmith.assay.diagnosis.source.acceptance import Acceptance
+from goldsmith.assay.diagnosis.source.children.mutants import Mutants
+from goldsmith.assay.diagnosis.source.edits.edits import Edit
+from goldsmith.assay.diagnosis.source.patch import Patch
+from goldsmith.assay.diagnosis.source.problems import of_examination
+from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
+from goldsmith.assay.diagnosis.source.survivors import Survivors
+
+
+@pytest.fixture(autouse=True)
+def _modules():
+    yield
+    forget()
+
+
+def judged(folder, text, *changes):
+    """Each change of the text: (state, what is wrong, stages that differ, the survivor or None)."""
+    module = load(folder, text)
+    examination = failing(module.target)[0]
+    source = candidate_source(module.target)
+    ((path, file),) = source.files.items()
+    found = []
+    with Mutants(source, [of_examination(examination)]) as mutants:
+        acceptance = Acceptance(module.target, source, examination, mutants.original.wrong)
+        survivors = Survivors(acceptance, source, mutants, examination, lambda text: None)
+        for pairs in changes:
+            spans = []
+            for old, new in pairs:
+                assert file.data.count(old.encode()) == 1
+                at = file.data.index(old.encode())
+                spans.append((at, at + len(old), new))
+            edit = Edit(path, tuple(spans), "change", 1.0, 1)
+            ((_, outcome),) = mutants.tried([edit])
+            before = len(survivors.accepted)
+            if outcome.state == "right":
+                survivors.judge(edit, 60.0, outcome.stages)
+            found.append((outcome.state, outcome.wrong, outcome.stages, next(iter(survivors.accepted[before:]), None)))
+    return found
+
+
+def test_a_gradient_that_autograd_would_sum_or_cast_is_no_patch(tmp_path):
+    wrong = "dw = torch.zeros_like(w)  # and nothing more"
+    text = TORCH.replace("            dw += grad[t] * normed[t]\n", "            pass\n").replace(
+        "dw = torch.zeros_like(w)", wrong
+    )
+    rows = "grad * normed"
+    shape, dtype, right = judged(
+        tmp_path, text, [(wrong, f"dw = {rows}")], [(wrong, f"dw = ({rows}).sum(0).double()")],
+        [(wrong, f"dw = ({rows}).sum(0)")],
+    )  # fmt: skip
+    assert shape[:2] == dtype[:2] == ("wrong", ("shape or dtype of a gradient",))
+    assert right[0] == "right" and right[3] is not None
+
+
+STAGES = """
+import torch
+
+from goldsmith import assay
+
+
+def blend(x, w, v):
+    low, high = v, w
+    first = assay.stage("first", x * low)
+    second = assay.stage("second", x * high)
+    third = assay.stage("third", first - second)
+    return 2 * third
+
+
+def golden(x, w, v):
+    assay.stage("first", x * w)
+    assay.stage("second", x * v)
+    return 2 * assay.stage("third", x * (w - v))
+
+
+@assay.case(T=[3])
+def tokens(make, T):
+    return {"x": make.normal(T), "w": make.normal(T), "v": make.normal(T)}
+
+
+target = assay.Target(blend, golden, cases=tokens, backward=None)
+"""
+
+
+def test_exchanged_stages_are_no_patch(tmp_path):
+    exchanged, right = judged(tmp_path, STAGES, [("first - second", "second - first")], [("= v, w", "= w, v")])
+    assert exchanged[:2] == ("wrong", ("names of stages",))
+    assert right[:3] == ("right", (), ()) and right[3] is not None
+
+
+def test_a_patch_behind_the_wrong_stage_comes_after_one_in_it(tmp_path):
+    text = STAGES.replace("= v, w", "= w, v").replace('"third", first - second', '"third", first')
+    behind, within = judged(
+        tmp_path, text, [("2 * third\n", "2 * (third - second)\n")], [('"third", first', '"third", first - second')]
+    )
+    assert behind[2] == behind[3].stages == ("third",)
+    assert within[0] == "right" and within[3].stages == () and within[3].rank < behind[3].rank
+
+
+ADDED = """    acc = tl.zeros([BLOCK], tl.float16)
+    for _ in range(0, 1):
+        acc += (x - tl.max(x, axis=0)).to(tl.float16)
+    e = tl.exp(acc.to(tl.float32))
+"""
+LOOP = TRITON.replace("    e = tl.exp(x - tl.max(x, axis=0))\n", ADDED)
+
+
+def test_a_kernel_that_only_the_interpreter_takes_is_no_patch(tmp_path):
+    """An accumulator must not change its type in a loop."""
+    refused, right = judged(
+        tmp_path, LOOP, [(".to(tl.float16)\n", "\n")],
+        [(".to(tl.float16)\n", "\n"), ("[BLOCK], tl.float16", "[BLOCK], tl.float32")],
+    )  # fmt: skip
+    assert refused[0] == "right" and refused[3] is None
+    assert right[0] == "right" and right[3].compiled
+
+
+def test_what_no_compiler_has_seen_is_said():
+    patch = Patch("k.py", 3, "dtype", "", 2, compiled=False, stages=("s",))
+    assert patch.sentence.endswith(
+        "; not compiled: its Triton kernels ran in the interpreter only; s still differs from the golden"
+    )
