@@ -10,8 +10,8 @@
     {"do": "further", "problem", "known"}                   a further problem; answered with the outcome of the files;
                                                             known: another process has taken it before
     {"do": "confirm", "edited": {path: text}, "seconds"}    answered with the outcomes of all further problems
-    {"do": "work", "edited", "seconds"}                     answered with [work of the files, work with the edit]
-                                                            of each further problem; [] if one cannot be run
+    {"do": "work", "edited", "seconds"}                     answered with how many times the work of the files
+                                                            it is, in each further problem; [] if one cannot be run
     {"do": "layouts"}                                       whether the files as they are depend on layouts
     {"do": "launches", "edited", "seconds"}                 answered with the launches of Triton kernels, in the first
                                                             problem; None stands for one without a name
@@ -48,7 +48,7 @@ from ....gate.isolation.protocol import Closed, Connection
 from ....gate.isolation.wire import run_of
 from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
-from .counted_work import CountedWork
+from .counted_work import CountedWork, Counts, more_work
 from .edited_modules import EditedModules, install
 from .known_kernels import reuse_rewritten
 from .launches import recorded_launches
@@ -151,23 +151,23 @@ class _Mutant:
             return list(found)
         return self._depends_on_layouts()
 
-    def _work(self, edited: Mapping[str, str], seconds: float) -> list[list[int]]:
-        """The work of the files as they are and with the edit, for every further problem."""
-        counts: list[list[int]] = [[] for _ in self.further]
+    def _work(self, edited: Mapping[str, str], seconds: float) -> list[float]:
+        """How many times the work of the files as they are the edit makes, in every further problem."""
+        counts: list[list[Counts]] = [[] for _ in self.further]
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             for texts in (self.base, edited):
                 parts = self.modules.load(texts, self.origin, self.own)
                 for (problem, _), row in zip(self.further, counts, strict=True):
                     material, _ = run_of(problem["run"], parts)
-                    with neutral_state(), CountedWork() as work:
+                    with neutral_state(), CountedWork() as work, work.of_tiles():
                         execute(material, _PLAIN)
-                    row.append(work.elements)
+                    row.append(work.counts)
         except BaseException:  # noqa: BLE001 - an edited copy may raise anything
             return []
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return counts
+        return [more_work(own, changed) for own, changed in counts]
 
     def _confirmed(
         self, edited: Mapping[str, str], problem: Mapping[str, Any], before: Mapping[str, Tensor | None], seconds: float

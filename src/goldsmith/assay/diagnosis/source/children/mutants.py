@@ -5,6 +5,7 @@ An edit that crashes its process, never ends or eats the memory costs one restar
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ class Mutants:
         self.known = known  # what the first process found out about the files as they are
         self.original = self._begin()
         if processes > 1 and not on_cuda and not self.ends:
-            self.second = Mutants(source, problems, boxed=boxed, known=self.known)
+            with contextlib.suppress(NoSource):  # one process does as well
+                self.second = Mutants(source, problems, boxed=boxed, known=self.known)
 
     def tried(self, edits: Sequence[Edit]) -> Iterator[tuple[Edit, EditOutcome]]:
         """Each edit with its outcome; with a second process, as the outcomes come."""
@@ -127,8 +129,8 @@ class Mutants:
         """The largest ratio of the work with the edit to that without, among the further problems; 1 if unknown."""
         seconds = self.seconds * max(1, len(self.extra))
         message = {"do": "work", "edited": dict(texts), "seconds": seconds}
-        counts = self._asked(message, seconds + _LATE, _counts)
-        return max((edited / own for own, edited in counts or () if own > 0), default=1.0)
+        ratios = self._asked(message, seconds + _LATE, lambda reply: [float(ratio) for ratio in reply])
+        return max(ratios or (), default=1.0)
 
     def depends_on_layouts(self) -> bool:
         """Whether the files as they are give other results for equal values in another layout."""
@@ -221,13 +223,6 @@ class Mutants:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _counts(reply: Any) -> list[tuple[int, int]]:
-    try:
-        return [(int(own), int(edited)) for own, edited in reply]
-    except (TypeError, ValueError) as error:
-        raise Malformed("counts that are none") from error
 
 
 def _outcome(reply: Any) -> EditOutcome:

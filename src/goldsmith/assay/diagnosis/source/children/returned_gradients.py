@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import Node
 
-Misfit = tuple[str, int, str]  # function, position of the input, what its gradient has otherwise
+Misfit = tuple[str, int, str]  # function, position of the input, in what its gradient differs from it
+Call = Callable[..., object]
 
 
 class _Context(Protocol):
     needs_input_grad: tuple[bool, ...]
-    next_functions: tuple[tuple[Node | None, int], ...]
+    goldsmith_inputs: tuple[tuple[torch.Size, torch.dtype] | None, ...]
 
 
 def watch(modules: Iterable[ModuleType], misfits: set[Misfit]) -> None:
@@ -24,12 +25,33 @@ def watch(modules: Iterable[ModuleType], misfits: set[Misfit]) -> None:
     for module in modules:
         for value in list(vars(module).values()):
             if isinstance(value, type) and issubclass(value, Function) and value.__module__ == module.__name__:
-                own = vars(value).get("backward")
-                if isinstance(own, staticmethod):
-                    value.backward = staticmethod(_noting(value.__name__, own.__func__, misfits))  # type: ignore[method-assign]
+                _watch(value, misfits)
 
 
-def _noting(name: str, backward: Callable[..., object], misfits: set[Misfit]) -> Callable[..., object]:
+def _watch(function: type[Function], misfits: set[Misfit]) -> None:
+    own = vars(function)
+    first = "setup_context" if "setup_context" in own else "forward"
+    if isinstance(own.get(first), staticmethod) and isinstance(own.get("backward"), staticmethod):
+        keeping = _keeping(own[first].__func__, first == "forward")
+        noting = _noting(function.__name__, own["backward"].__func__, misfits)
+        setattr(function, first, staticmethod(keeping))
+        function.backward = staticmethod(noting)  # type: ignore[method-assign]
+
+
+def _keeping(call: Call, forward: bool) -> Call:
+    """Keeps shapes and dtypes of the inputs in the context."""
+
+    @functools.wraps(call)
+    def keeping(ctx: _Context, *args: object, **named: object) -> object:
+        inputs = args if forward or not args else args[0]
+        listed = inputs if isinstance(inputs, tuple) else ()
+        ctx.goldsmith_inputs = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else None for t in listed)
+        return call(ctx, *args, **named)
+
+    return keeping
+
+
+def _noting(name: str, backward: Call, misfits: set[Misfit]) -> Call:
     @functools.wraps(backward)
     def noting(ctx: _Context, *grads: object) -> object:
         returned = backward(ctx, *grads)
@@ -40,17 +62,11 @@ def _noting(name: str, backward: Callable[..., object], misfits: set[Misfit]) ->
     return noting
 
 
-def _misfits(ctx: _Context, returned: tuple[object, ...]) -> Iterator[tuple[int, str]]:
-    """Position and what differs. Only inputs that need a gradient have a next function."""
-    places = [n for n, needed in enumerate(ctx.needs_input_grad) if needed]
-    after = [(function, number) for function, number in ctx.next_functions if function is not None]
-    if len(places) != len(after):
-        return
-    for place, (function, number) in zip(places, after, strict=True):
-        grad = returned[place] if place < len(returned) else None
-        if isinstance(grad, Tensor):
-            wanted = function._input_metadata[number]  # type: ignore[attr-defined]
-            if tuple(grad.shape) != tuple(wanted.shape):
+def _misfits(ctx: _Context, returned: Sequence[object]) -> Iterator[tuple[int, str]]:
+    """Position and what differs."""
+    for place, (grad, own) in enumerate(zip(returned, ctx.goldsmith_inputs, strict=False)):
+        if isinstance(grad, Tensor) and own is not None and ctx.needs_input_grad[place]:
+            if grad.shape != own[0]:
                 yield place, "shape"
-            if grad.dtype != wanted.dtype:
+            if grad.dtype != own[1]:
                 yield place, "dtype"

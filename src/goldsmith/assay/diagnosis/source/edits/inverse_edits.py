@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _NAMES = ("another name", "names exchanged", "entries exchanged", "arguments swapped", "another expression")
-_BOUNDS = ("number", "comparator", "plus or minus one", "loop bounds", "bound moved", "rounding", "a name for a number")
+_BOUNDS = (
+    *("number", "comparator", "plus or minus one", "loop bounds", "bound moved", "rounding", "a name for a number"),
+    "a name for an expression",
+)
 _MASKS = ("comparator", "value of masked elements", "mask added", "another mask", "condition added", "addend removed")
 _TERMS = ("addend added", "addend removed", "terms removed", "operator", "sign")
 _FACTORS = ("factor added", "factor removed", "operator", "number", "another name")
@@ -19,7 +22,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "wrong_axis": ("number", "entries exchanged", "keyword added"),
     "overwritten_accumulator": ("assignment", "function", "moved out of the loop"),
     "uninitialised_accumulator": ("function", "number", "moved into the loop", "moved out of the loop"),
-    "lost_update": ("function", "assignment", "offset added", "keyword added"),
+    "lost_update": ("function", "assignment", "offset added", "keyword added", "repeated places added"),
     "low_precision_accumulation": ("dtype", "call removed", "call added"),
     "missing_rescale": (*_FACTORS, "statements exchanged"),
     "missing_term": _TERMS,

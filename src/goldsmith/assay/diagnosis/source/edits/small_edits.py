@@ -231,7 +231,7 @@ def _statements(function: Function, node: ast.stmt) -> Iterator[Edit]:
                 place = file.text(target.slice)
                 places = place if isinstance(target.slice, ast.Tuple) else f"({place},)"
                 text = f"{file.text(target.value)}.index_put_({places}, {file.text(node.value)}, accumulate=True)"
-                yield function.edit(node, "assignment", 1.6, (*file.span(node), text))
+                yield function.edit(node, "repeated places added", 1.6, (*file.span(node), text))
     if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr):
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             yield function.edit(node, "statement removed", 1.6, (*file.span(node), "pass"))
