@@ -5,6 +5,7 @@ import pytest
 from assay.diagnosis.test_patches import TORCH, TRITON, failing
 from assay.diagnosis.written_modules import forget, load
 from goldsmith.assay.diagnosis.source.acceptance import Acceptance
+from goldsmith.assay.diagnosis.source.children.counted_work import more_work
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.patch import Patch
@@ -125,3 +126,12 @@ def test_what_no_compiler_has_seen_is_said():
     assert patch.sentence.endswith(
         "; not compiled: its Triton kernels ran in the interpreter only; s still differs from the golden"
     )
+
+
+def test_a_larger_block_of_masked_elements_is_more_work(tmp_path):
+    wrong = TRITON.replace("mask = d < D", "mask = d < D - 1")
+    right, large = judged(
+        tmp_path, wrong, [("d < D - 1", "d < D")], [("d < D - 1", "d < D"), ("BLOCK=8", "BLOCK=64")]
+    )  # fmt: skip
+    assert right[3].work == 1.0 and large[3].work == 8.0 and large[3].doubtful
+    assert more_work((0, 8, 8), (0, 16, 16)) == more_work((0, 8, 8), (0, 8, 2)) == 1.0  # a longer loop; a mask
