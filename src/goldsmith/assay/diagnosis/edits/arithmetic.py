@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +15,27 @@ from ..graph.tensors import floating, masks, whole
 from .epsilons import ROOTS
 from .golden_edit import CALL, RESULT, NamedEdit, do, named
 from .primitives.formulas import (
+    ACTIVATIONS,
     DERIVATIVES,
+    ROUNDINGS,
+    WRAPPED,
+    add_after,
+    addend_sign,
     applied,
+    complement,
     drop_factor,
     formula,
     function,
+    ones,
     plus,
     repeat_factor,
+    scale_after,
     scale_inner_product,
     unchanged,
     weigh_addends,
     without_bias,
 )
-from .primitives.tensors import scale
+from .primitives.tensors import constant, scale
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
 _SCALES = ("mul", "mul_", "div", "div_")
@@ -41,6 +50,8 @@ _MOVES = frozenset(
     zeros_like ones_like cat _to_copy _unsafe_view fill_ zero_ new_zeros empty_like new_empty scalar_tensor arange
     as_strided lift_fresh""".split()
 )  # a mistake in their result shows up elsewhere
+_WRAPS = frozenset("mul div add sub mean sum amax exp sigmoid tanh mm bmm var addmm".split())
+_MOVED_FACTORS = frozenset("exp sigmoid tanh silu gelu relu softplus _softmax _log_softmax log sqrt rsqrt".split())
 # for integers, which positions are made of, the same mistakes have other names
 _OF_PLACES = {"missing_term": "invalid_index", "repeated_term": "invalid_index", "wrong_factor": "wrong_stride"}
 _DIVISIONS = 16  # each needs a search for a number, and a loop has too many
@@ -52,7 +63,9 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         if other == "invalid_index" and any(a in (1, -1) for a in node.args[:2] if isinstance(a, int)):
             other = "off_by_one"
         yield edit if other is None else replace(edit, cause=other, also=(edit.cause, *edit.also))
+    yield from _functions(node)
     yield from _divisors(node, nodes)
+    yield from _placed_factors(node, nodes)
 
 
 def _name(node: Node, i: int) -> str:
@@ -95,6 +108,8 @@ def _elementwise(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         text = f"sigmoid({_name(node, 0)}) stands in place of {expression}"
         sigmoid = CALL, do(function, of=torch.sigmoid)
         yield named(node, "wrong_factor", 0.6, text, sigmoid, factor=_name(node, 0))
+    if name in _BENDS or name in _CLAMPS:
+        yield from _added_after(node, nodes)
     if name in ("square", "pow"):
         text = f"|{_name(node, 0)}| stands in place of {expression}"
         yield named(node, "wrong_factor", 0.3, text, (CALL, do(function, of=torch.abs)), factor=_name(node, 0))
@@ -110,6 +125,21 @@ def _of_counts(node: Node) -> bool:
     return (
         counted and isinstance(node.out, Tensor) and bool((node.out == x.clamp(min=1)).all()) and bool((x == 0).any())
     )
+
+
+def _added_after(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
+    """f(a) + b in place of f(a + b)."""
+    before = _maker(nodes, node.makers[0]) if node.makers else None
+    if before is None or before.name not in ("add", "sub") or not all(isinstance(a, Tensor) for a in before.args[:2]):
+        return
+    s = addend_sign(before.name, float(before.kwargs.get("alpha", 1)))
+    for i, signs in enumerate(((1.0, s), (s, 1.0))):
+        term = _name(before, 1 - i)
+        after = CALL, do(add_after, sign_kept=signs[0], sign_added=signs[1])
+        text = f"{term} is added after {node.name}, not before"
+        edit = named(node, "missing_term", 0.4, text, after, term=term)
+        action = replace(edit.edit.actions[0], reads=(("kept", (before.index, i)), ("added", (before.index, 1 - i))))
+        yield edit.acting(action)
 
 
 def _sums(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -196,6 +226,49 @@ def _biased(node: Node) -> Iterator[NamedEdit]:
     yield named(node, "repeated_term", 0.6, text, (0, do(scale, c=2)), term=name, times=2)
 
 
+def _functions(node: Node) -> Iterator[NamedEdit]:
+    """Another rounding, another activation, another constant, a function that the golden does not take."""
+    mine, expression = node.name.rstrip("_"), node.expression
+    if mine in ROUNDINGS:
+        for name, of in ROUNDINGS.items():
+            if name != mine:
+                cause = "truncating_store" if name in ("trunc", "floor") else "scale_bias"
+                text = f"{name} stands where {expression} has {mine}"
+                yield named(node, cause, 0.6, text, (CALL, do(function, of=of)), function=name)
+        yield named(node, "missing_term", 0.55, f"{expression} is left out", (CALL, do(unchanged)), function=mine)
+    if mine in ACTIVATIONS and floating(node.args[0]):
+        own = "gelu by tanh" if mine == "gelu" and node.kwargs.get("approximate") == "tanh" else mine
+        for name, of in ACTIVATIONS.items():
+            if name != own:
+                text = f"{name} stands where the golden has {own}, of {node.operand(0) or 'an operand'}"
+                yield named(node, "wrong_factor", 0.4, text, (CALL, do(function, of=of)), function=name)
+    if node.name in ("mul", "div") and len(node.args) > 1 and isinstance(node.args[1], int | float):
+        yield from _constants(node, float(node.args[1]))
+    if not node.backward and node.name in _WRAPS and floating(node.out) and node.out.numel():
+        if bool(((node.out >= 0) & (node.out <= 1)).all()):  # a share whose complement is taken
+            text = f"1 - {expression} stands in place of {expression}"
+            yield named(node, "swapped_results", 0.45, text, (RESULT, do(complement)),
+                        also=("wrong_factor", "missing_term"), factor=expression, term=expression)  # fmt: skip
+        for name, cause, of in WRAPPED:
+            if not node.name.startswith(name):
+                text = f"{name} is taken of {expression}, and the golden takes none"
+                wrap = RESULT, do(applied, of=of)
+                yield named(node, cause, 0.25, text, wrap, also=("repeated_term",), function=name)
+
+
+def _constants(node: Node, number: float) -> Iterator[NamedEdit]:
+    """Changes of constants for goldens that round afterwards, where no gradient leads to the best number."""
+    if number != round(number) or abs(number) < 3:
+        return
+    power = 2.0 ** round(torch.tensor(abs(number)).log2().item())
+    for other in dict.fromkeys((number + 1, number - 1, power, power - 1, 2 * number, number / 2)):
+        if other != number:
+            text = f"{other:g} stands for {number:g} in {node.expression}"
+            params: dict[str, Any] = {"factor": f"{other:g}", "named": f"{other:g}/{number:g}", "value": other / number}
+            yield named(node, "wrong_factor", 0.55, text, (1, do(constant, new=other)),
+                        also=("scale_bias", "off_by_one"), **params)  # fmt: skip
+
+
 def _divisors(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     """A divisor that is shifted by a number, or one divisor for all with a wrong factor."""
     if not _divides(node) or len(list(islice(filter(_divides, nodes), _DIVISIONS + 1))) > _DIVISIONS:
@@ -210,3 +283,40 @@ def _divisors(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
 
 def _divides(node: Node) -> bool:
     return not node.backward and node.name in ("div", "div_") and len(node.args) > 1 and floating(node.args[1])
+
+
+def _placed_factors(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
+    """A factor after a function instead of before it; a negated factor left out, and its sign stays."""
+    if node.name in _MOVED_FACTORS and floating(node.args[0]):
+        for name, c in _factors(nodes, node):
+            text = f"{name} is a factor after {node.name}, not before"
+            yield named(node, "wrong_factor", 0.5, text, (CALL, do(scale_after, c=c)), factor=name)
+    if node.name in ("mul", "div") and len(node.makers) == 2:
+        for i, key in enumerate(node.makers):
+            negated = _maker(nodes, key)
+            if negated is not None and negated.name == "neg" and not (node.name == "div" and not i):
+                name = negated.operand(0) or "what is negated"
+                text = f"{name} is left out of {node.expression}, and its sign stays"
+                drop = (CALL, do(drop_factor, keep=1 - i)), (RESULT, do(applied, of=torch.neg))
+                yield named(node, "wrong_factor", 0.75, text, *drop, factor=name, named=f"1/{name}")
+    if node.name == "neg" and floating(node.out) and node.out.numel() > 1:
+        name = node.operand(0) or "what is negated"
+        text = f"{name} counts as one in {node.expression}"
+        yield named(node, "wrong_factor", 0.5, text, (0, do(ones)), factor=name, named=f"1/{name}")
+
+
+def _factors(nodes: Sequence[Node], node: Node, depth: int = 4) -> list[tuple[str, float]]:
+    """Numbers by which the argument was multiplied or divided before."""
+    factors: list[tuple[str, float]] = []
+    at = node
+    while depth and at.makers:
+        before, depth = _maker(nodes, at.makers[0]), depth - 1
+        if before is None or before.name not in ("mul", "div", "_unsafe_view", "masked_fill", "mm", "bmm"):
+            break
+        at = before
+        other = at.args[1]
+        if isinstance(other, Tensor) and floating(other) and other.numel() == 1:
+            other = float(other)
+        if at.name in ("mul", "div") and isinstance(other, int | float) and other:
+            factors.append((at.operand(1) or "a factor", 1.0 / other if at.name == "div" else float(other)))
+    return factors

@@ -10,16 +10,18 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating
-from .golden_edit import CALL, RESULT, NamedEdit, do, named
+from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
 from .primitives.repartitions import (
     neutral,
     reduce_over,
 )
 from .primitives.spans import BLOCKS, Span, cuts
-from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restrict, scale, transpose
+from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restrict, restrict_blocks, scale, transpose
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
+_CARRIED = ("truncated_reduction", "missing_term")
+_CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -31,6 +33,8 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         yield from _other_axes(node)
     if node.name in _PRODUCTS and floating(node.args[_first(node)]) and floating(node.args[_first(node) + 1]):
         yield from _products(node)
+    if not node.backward:
+        yield from _triangular(node)
 
 
 def axes_of(node: Node) -> list[int]:
@@ -165,3 +169,20 @@ def repeated(node: Node) -> Iterator[NamedEdit]:
     if node.name in ("mm", "bmm") and floating(node.out):
         text = f"{node.expression} is multiplied by"
         yield named(node, "repeated_term", 0.6, text, (RESULT, do(scale, c=1.0)), free=1.0)
+
+
+def _triangular(node: Node) -> Iterator[NamedEdit]:
+    """Causal sums, by a lower triangular matrix, that a kernel takes chunk by chunk with too little carried over."""
+    x = node.args[0]
+    if node.name not in ("mm", "bmm", "sum") or x.dim() < 2 or not x.shape[-1] == x.shape[-2] > 2 or not bool(x.any()):
+        return
+    if node.name == "sum" and axes_of(node) != [x.dim() - 1] or bool(x.triu(1).any()) == bool(x.tril(-1).any()):
+        return
+    for chunk in (c for c in _CHUNKS if c < x.shape[-1]):
+        for reach, how in (
+            (0, "nothing is carried over from previous chunks"), (1, "only the previous chunk is carried over"),
+        ):  # fmt: skip
+            within: tuple[Part, Primitive] = 0, do(restrict_blocks, size=chunk, reach=reach)
+            if bool((within[1](x) != x).any()):
+                text = f"in chunks of {chunk} of {node.expression} {how}"
+                yield named(node, "overwritten_accumulator", 0.55, text, within, also=_CARRIED, chunk=chunk)

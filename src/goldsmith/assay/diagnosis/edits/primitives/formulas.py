@@ -53,6 +53,18 @@ def weigh_addends(call: OperatorCall, *, a: float, b: float) -> Tensor:
     return (total if isinstance(total, Tensor) else torch.zeros(())).expand(shape).clone()
 
 
+def drop_operand_within(call: OperatorCall, *, keep: int, axis: int, lo: int, hi: int) -> Tensor:
+    """One of two operands alone, at the places lo to hi - 1 of an axis."""
+    out = call.on(*call.args).clone()
+    out.narrow(axis, lo, hi - lo).copy_(call.args[keep].expand(out.shape).narrow(axis, lo, hi - lo))
+    return out
+
+
+def with_other_state(share: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """exp(other + ...) in place of exp(own + ...)."""
+    return share * torch.exp(other.reshape(own.shape) - own)
+
+
 def drop_factor(call: OperatorCall, *, keep: int) -> Tensor:
     shapes = [a.shape for a in call.args[:2] if isinstance(a, Tensor)]
     kept = call.args[keep]
@@ -69,6 +81,18 @@ def repeat_factor(call: OperatorCall, *, other: int, divide: bool, times: int) -
 
 def without_bias(call: OperatorCall, *, of: Callable[..., Tensor]) -> Tensor:
     return of(*call.args[1:])
+
+
+def add_after(call: OperatorCall, kept: Tensor, added: Tensor, *, sign_kept: float, sign_added: float) -> Tensor:
+    """f(a) + b in place of f(a + b)."""
+    kept = kept if sign_kept == 1 else sign_kept * kept
+    added = added if sign_added == 1 else sign_added * added
+    return call.on(kept.expand_as(call.x).contiguous(), *call.args[1:]) + added
+
+
+def scale_after(call: OperatorCall, *, c: float) -> Tensor:
+    """f(x) c in place of f(c x)."""
+    return call.on(call.x / c, *call.args[1:]) * c
 
 
 # epsilons
@@ -147,3 +171,38 @@ DERIVATIVES: dict[str, tuple[tuple[str, str, Callable[..., Tensor]], ...]] = {
 
 def _cross(a: Tensor, b: Tensor, dim: int, x: float, y: float) -> Tensor:
     return x * a.roll(-1, dim) * b.roll(-2, dim) + y * a.roll(-2, dim) * b.roll(-1, dim)
+
+
+# functions in place of each other: name -> function
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "x sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": torch.relu,
+    "relu squared": lambda x: torch.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": torch.nn.functional.softplus,
+    "leaky relu": torch.nn.functional.leaky_relu,
+}
+ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "trunc": torch.trunc,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "floor(x + 1/2)": lambda x: torch.floor(x + 0.5),
+}
+WRAPPED: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
+    ("sqrt", "wrong_factor", torch.sqrt),
+    ("square", "wrong_factor", torch.square),
+    ("exp", "wrong_factor", torch.exp),
+    ("log", "wrong_factor", torch.log),
+    ("relu", "nan_swallowed", torch.relu),
+    ("tanh", "wrong_factor", torch.tanh),
+    ("sigmoid", "wrong_factor", torch.sigmoid),
+)
+
+
+def complement(x: Tensor) -> Tensor:
+    return 1 - x
