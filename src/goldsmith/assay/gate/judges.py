@@ -8,22 +8,20 @@ import os
 import queue
 import secrets
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..support.own_process import own_process
 from .candidate import Candidate
 from .formats.problem_source import ProblemSource
 from .judging import GateOptions
 from .verdict import REFUSED, Verdict
 
-_SOURCE = str(Path(__file__).resolve().parents[3])  # the folder that holds the package `goldsmith`
 TRIES = 2  # of a candidate whose judge died
 
 
@@ -128,14 +126,12 @@ class _JudgeProcess:
         self.inbox = inbox
         self.job: tuple[int, Pair, int] | None = None
         self.ready = False
-        environment = dict(os.environ)
-        paths = [_SOURCE, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        command, environment = own_process(f"{__package__}.judge_process", sandbox)
         # several judges use several cores; threads that wait for each other at a barrier lose more than they gain
         environment.setdefault("OMP_NUM_THREADS", "1")
         self.stderr = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.judge_process", sandbox],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

@@ -24,6 +24,7 @@ import torch
 from torch import distributed
 
 from ...core.tracing import TargetError
+from ..support import own_process
 from . import stacks
 
 LIMIT_S = 120.0
@@ -70,7 +71,8 @@ class RankPool:
             process = context.Process(
                 target=_serve, args=(rank, world, device, self._store.port, there, write, limit_s), daemon=True
             )
-            process.start()
+            with own_process.safe_path():
+                process.start()
             there.close()
             write.close()
             self._processes.append(process)
@@ -194,6 +196,7 @@ def _serve(
     rank: int, world: int, device: str, port: int, pipe: Connection, write: Connection, limit_s: float
 ) -> None:  # fmt: skip
     """A rank: answers (function, arguments) with (True, result) or (False, message) until the pipe closes."""
+    own_process.forget_safe_path()
     torch.set_num_threads(1)
     stacks.write_on_signal(write.fileno())
     if device == "cuda":

@@ -7,9 +7,7 @@ warning: until version 0.3.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from ...assay.support.own_process import own_process
 from ..help_text import program_help
 from ..terminal import Failure, in_a_paragraph, print_paragraph
 
@@ -91,9 +90,7 @@ def _forward(name: str) -> Callable[[typer.Context], None]:
 
 def _run(module: str, arguments: Sequence[str]) -> int:
     """The module's exit status. An interrupt reaches both processes, and the module ends by itself."""
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", module, *arguments]
+    command, environment = own_process(module, *arguments, folders=(str(ROOT),))
     child = subprocess.Popen(command, env=environment)
     while True:
         try:

@@ -7,6 +7,7 @@ warm between tasks. goldsmith must be installed on every node, in the versions o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -52,10 +53,11 @@ def _ray() -> Any:
 def _connect(ray: Any, address: str, jobs: int | None) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     try:
-        if address == "local":
-            ray.init(num_cpus=jobs, include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
+        with contextlib.chdir("/"):  # its workers import from the folder that is the current one here
+            if address == "local":
+                ray.init(num_cpus=jobs, include_dashboard=False, **quiet)
+            else:
+                ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise Failure(f"--cluster {address}: {str(error).strip().splitlines()[0]}") from error
 

@@ -115,13 +115,16 @@ def split(where: str) -> tuple[Path, str | None]:
 
 
 def imported(path: Path) -> ModuleType:
-    """A problem's file as a module; it may import files beside it."""
+    """A problem's file as a module; it may import files beside it.
+
+    These come after Python's modules and installed ones, because candidates may lie there, too.
+    """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadProblem(f"{path.name}: not a Python file or a JSON file")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
+    sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
@@ -132,5 +135,7 @@ def imported(path: Path) -> ModuleType:
         raise BadProblem(f"{path.name}: importing it raised {type(error).__name__}: {error}") from error
     finally:
         if folder in sys.path:
+            sys.path.reverse()
             sys.path.remove(folder)
+            sys.path.reverse()
     return module

@@ -8,19 +8,17 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any
 
+from ...support.own_process import own_process
 from .zygote import PACKET
 
 PRELOADED = (
     "torch", "goldsmith.assay.gate.candidate_call", "goldsmith.assay.checks",
     "goldsmith.assay.gate.isolation.child:prepare",
 )  # fmt: skip
-_SOURCE = str(Path(__file__).resolve().parents[4])  # the folder that holds the package `goldsmith`
 _lock = threading.Lock()
 _mine: dict[int, ZygoteProcess] = {}
 
@@ -47,16 +45,15 @@ class ZygoteProcess:
     ) -> ZygoteProcess:
         """interpret: Triton's kernels run in its interpreter, even where there is a GPU; threads: of torch."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1")
-        paths = [_SOURCE, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        command, environment = own_process(
+            f"{__package__}.zygote", str(its.fileno()), *preload, PYTORCH_NVML_BASED_CUDA_CHECK="1"
+        )
         if interpret:
             environment["TRITON_INTERPRET"] = "1"
         if threads:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.zygote", str(its.fileno()), *preload],
-            pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL, stderr=stderr,
+            command, pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL, stderr=stderr,
             start_new_session=True,
         )  # fmt: skip
         its.close()
