@@ -1,5 +1,8 @@
 """Times of accepted candidates: verified, and checked by the judge's clock."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -31,6 +34,41 @@ def candidate(x, w):
         known[key] = x * w
     return known[key].clone()
 """
+AHEAD = """
+import sys, threading, time
+
+ready, known = {}, {}
+
+def work(x, w):
+    for _ in range(10):
+        x.sin()
+    return x * w
+
+def look():
+    main = threading.main_thread().ident
+    while True:
+        frame = sys._current_frames().get(main)
+        while frame is not None and not frame.f_code.co_filename.endswith("timed_calls.py"):
+            frame = frame.f_back
+        supply = frame.f_locals.get("supply") if frame is not None else None
+        if supply and id(supply["x"]) not in ready:
+            x, w = supply["x"], supply["w"]
+            ready.clear()
+            ready[id(x)] = x, w, work(x, w)
+        del frame, supply
+        time.sleep(0.001)
+
+threading.Thread(target=look, daemon=True).start()
+
+def candidate(x, w):
+    hit = ready.get(id(x))
+    if hit is not None and hit[0] is x and hit[1] is w:
+        return hit[2]
+    key = x[0, 0].item(), x[-1, -1].item(), w[0].item()
+    if key not in known:
+        known[key] = work(x, w)
+    return known[key].clone()
+"""
 COUNTING = """
 calls = 0
 
@@ -58,6 +96,13 @@ def test_a_slow_candidate_is_slow_although_it_remembers_the_result_of_every_inpu
     assert verdict.ok and 3_000 < verdict.timing["time"] < 100_000 and verdict.timing["speedup"] < 1
 
 
+def test_a_thread_that_computes_ahead_while_the_caches_are_flushed_gains_nothing():
+    """Unflushed calls, which would show it, cannot be answered from memory: each has numbers of its own."""
+    verdict = timed(AHEAD)
+    assert verdict.ok and "calls in a chain take" in verdict.timing["doubts"][-1]
+    assert 2 * verdict.timing["wall"] < verdict.timing["time"]
+
+
 FORGED = """
 import sys, time
 
@@ -77,9 +122,7 @@ def test_a_candidate_that_is_right_only_in_its_first_calls_or_forges_the_clock_i
 
 BUSY = """
 def candidate(x, w):
-    for _ in range(20000):
-        pass
-    for _ in range(200):
+    for _ in range(60):
         x.sin()
     return x * w
 """
@@ -97,8 +140,17 @@ def test_a_clock_that_stands_still_is_not_believed():
 
 def test_a_clock_that_makes_small_calls_smaller_is_not_believed():
     timing = measure._believed(rows[0], [[3.0, 0.0]] * 12, [[0, "wall", 1]] * 12, 130.0)
-    measure._hold_against(timing, 130.0)
-    assert timing.time == 130.0 and "many calls take 130 us" in timing.doubts[0]
+    measure._hold_against(timing, 130.0, loop=50.0)
+    assert timing.time == 130.0 and "calls in a chain take 130 us" in timing.doubts[0]
+
+
+def test_a_device_that_is_slow_for_one_of_several_requests_raises_no_doubt(monkeypatch):
+    clock = iter([0.0, 0.35, 1.0, 1.01, 2.0, 2.01])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(measure, "timed_calls", lambda process, materials, part, further: [(72.0, 0.0)] * len(part))
+    process = SimpleNamespace(pid=os.getpid())
+    times, judge = measure._clocked_calls(process, [], [[0, "wall", 1]] * 96, torch.device("cuda"))
+    assert len(times) == 96 and judge == pytest.approx(312.5)
 
 
 def test_work_on_another_stream_makes_the_wall_time_count():

@@ -35,7 +35,8 @@ from .isolation.loading import stand_in
 from .isolation.sandbox import FULL
 from .isolation.zygote_process import zygote
 from .problem import Problem
-from .timing.measure import Impossible, measure
+from .timing.impossible import Impossible
+from .timing.measure import measure
 from .tricks import plain_torch, reasons, repetitions, source
 from .tricks.reasons import Facts
 from .tricks.sizes import undeclared

@@ -142,11 +142,14 @@ def _frame(error: BaseException) -> str:
 
 
 def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls, events: EventLog) -> dict[str, Any]:
+    """Timed calls of a schedule, or of a chain."""
     materials = materials_of(message, parts)
     bound = materials[0].target.bound("candidate", materials[0].supply)
+    arguments = message["arguments"]
     with events.listening():
         answer = _told(
-            lambda: {"times": timed.run(bound, materials, message["schedule"], flush=message["flush"])}, "a timed call"
+            lambda: {"times": (timed.chain if "calls" in arguments else timed.run)(bound, materials, **arguments)},
+            "a timed call",
         )
     return {**answer, "seen": events.report()}
 

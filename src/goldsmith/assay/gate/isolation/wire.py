@@ -48,11 +48,6 @@ def calls_request_of(materials: Sequence[Material]) -> dict[str, Any]:
     return {"target": _target(materials[0].target), "materials": [_material(m) for m in materials]}
 
 
-def timed_request_of(materials: Sequence[Material], schedule: Sequence[Any]) -> dict[str, Any]:
-    """Timed calls with several inputs."""
-    return {**calls_request_of(materials), "schedule": [list(entry) for entry in schedule]}
-
-
 def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
     """The inputs that `calls_request_of` has put into a request."""
     side = cast("Target", CandidateSide(parts, **request["target"]))

@@ -1,41 +1,48 @@
 """measure: the time of a candidate's calls that its judge believes, and what the judge holds against it.
 
 The candidate's process reports times. The judge compares them with a clock of its own: on a CPU the processor time of
-that process, which a busy machine does not change, and on a GPU the time of the whole request. It judges results of the
+that process, which a busy machine does not change, and on a GPU the time of whole requests. It judges results of the
 timed calls like any others, and no time may be below what the device can do.
+
+A chain of calls, which the judge alone times, shows work that the process did before its clock started: nobody knows
+the inputs of a call in a chain before the call before it has ended.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ...declare.case import Case
 from ...declare.target import Target
-from ...execute.records import CandidateRun, Material
+from ...execute.records import Material
 from ...judge.examination import Examination
 from ...probes import select, values
 from ...report.results import QUALITY
 from ..isolation.candidate_process import CandidateProcess
 from ..isolation.limits import processor_seconds
-from ..isolation.wire import outputs_from_data, timed_request_of, times_from_data
 from . import floors
-from .timed_calls import DEVICE, WALL, TimedCalls, varied
+from .impossible import Impossible
+from .requests import chained_calls, timed_calls
+from .timed_calls import DEVICE, WALL, TimedCalls
+from .verification import VERIFIED_BYTES, verify_calls, verify_chain
 
 SETS = 6  # different inputs, in random order
 LEAST, MOST = 12, 96  # calls
 BUDGET_US = 400_000.0
-VERIFIED_BYTES, VERIFY_LEAST, VERIFY_SECONDS = 32 << 20, 6, 1.0  # results that are judged
-MANY, MANY_US, MANY_SLOWER_US = 2000, 100_000.0, 100.0  # calls without a flush, and how far the judge's clock may be
+REQUESTS = 3  # among which the calls are divided: another process's work on the device slows one of them, not all
+CHAIN, CHAIN_US = 1000, 60_000.0  # calls without a flush
 TAIL_US = 100.0  # of work that goes on after the stream of the call has finished
 SLOWER, SLOWER_US = 4.0, 1_000.0  # how far the judge's clock must be above the reported time to doubt it
+CHAIN_SLOWER, CHAIN_SLOWER_US, CHAIN_HARNESS = 1.5, 30.0, 0.25  # the same for a chain; a share of what its loop costs
 
 
 @dataclass
@@ -73,14 +80,6 @@ class CallTiming:
         return {**rounded, "speedup": None if self.speedup is None else round(self.speedup, 3)}
 
 
-class Impossible(Exception):
-    """A time below the floor, or a wrong result in a timed call: `reason` is the trick, the text the evidence."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
 def measure(process: CandidateProcess, target: Target, device: torch.device, seed: int) -> CallTiming:
     """The timing of the largest case; raises `Impossible` where the candidate's results or times cannot be true."""
     order = random.Random(seed)
@@ -95,13 +94,10 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     typical = statistics.median(wall for wall, _ in first[1:])
     calls = int(min(MOST, max(LEAST, BUDGET_US / max(typical, 1.0))))
     schedule = _salted(_schedule(calls, device, order), examination, order)
-    before, began = processor_seconds(process.pid), time.perf_counter()
-    times = timed_calls(process, materials, schedule)
-    elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
-    clock = (elapsed if device.type == "cuda" else spent) * 1e6 / calls
-    _verify(process, examination, materials, schedule, order)
+    times, clock = _clocked_calls(process, materials, schedule, device)
+    result = verify_calls(process, examination, materials, schedule, order)
     timing = _believed(case, times, schedule, max(0.0, clock - _harness(materials, schedule, device)))
-    _hold_against(timing, _many(process, materials, timing, device))
+    _hold_against(timing, *_chained(process, examination, materials, timing, result, order))
     timing.reference = _reference(materials, device)
     bound = materials[0].target.bound("golden", materials[0].supply)
     timing.floor, timing.limit = floors.least_us(materials[0].inputs, lambda: bound(materials[0].supply), device)
@@ -113,46 +109,62 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     return timing
 
 
-def _many(process: CandidateProcess, materials: Sequence[Material], timing: CallTiming, device: torch.device) -> float:
-    """Microseconds of one call by the judge's clock, which times many together.
+def _clocked_calls(
+    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device
+) -> tuple[list[tuple[float, float]], float]:
+    """(the reported times of the calls, microseconds of a call by the judge's clock: the median of the requests)."""
+    times, clocks = list[tuple[float, float]](), list[float]()
+    ends = [len(schedule) * k // REQUESTS for k in range(REQUESTS + 1)]
+    for part in (schedule[begin:end] for begin, end in pairwise(ends)):
+        before, began = processor_seconds(process.pid), time.perf_counter()
+        times += timed_calls(process, materials, part, further=bool(times))
+        elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
+        clocks.append((elapsed if device.type == "cuda" else spent) * 1e6 / len(part))
+    return times, statistics.median(clocks)
 
-    The caches are not flushed between them, because a flush takes longer than a small call. Of processor time and wall
-    time the smaller counts: one adds up all threads, the other has what else the machine does.
+
+def _chained(
+    process: CandidateProcess, examination: Examination, materials: Sequence[Material], timing: CallTiming,
+    result: Mapping[str, Tensor], order: random.Random,
+) -> tuple[float, float]:  # fmt: skip
+    """(microseconds of one call of a chain by the judge's clock, of one turn of its loop without a call).
+
+    Of processor time and wall time the smaller counts: one adds up all threads, the other has what else the machine
+    does. Where the call seems slower than reported, it is timed again, and the smallest time counts.
     """
+    device = examination.device
     size = sum(t.numel() * t.element_size() for t in materials[0].inputs.values())
-    calls = int(min(MANY, max(LEAST, MANY_US / max(timing.wall, 1.0)), max(LEAST, VERIFIED_BYTES // max(size, 1))))
-    schedule = [[k % SETS, WALL, 0] for k in range(calls)]
-    before, began = processor_seconds(process.pid), time.perf_counter()
-    timed_calls(process, materials, schedule, flush=False)
-    elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
-    clock = (elapsed if device.type == "cuda" else min(elapsed, spent)) * 1e6 / calls
-    return max(0.0, clock - _harness(materials, schedule, device, flush=False))
+    calls = int(min(CHAIN, max(LEAST, CHAIN_US / max(timing.wall, 1.0)), max(LEAST, VERIFIED_BYTES // max(size, 1))))
+    least, loop = math.inf, 0.0
+    for _ in range(REQUESTS):
+        ((salt,),) = _salted([[]], examination, order)
+        before, began = processor_seconds(process.pid), time.perf_counter()
+        chained_calls(process, materials, calls, salt)
+        elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
+        clock = (elapsed if device.type == "cuda" else min(elapsed, spent)) * 1e6 / calls
+        verify_chain(process, examination, materials, calls, salt, order)
+        harness = _loop(materials, calls, salt, result, device)
+        if max(0.0, clock - harness) < least:
+            least, loop = max(0.0, clock - harness), harness
+        if not _contradicts(timing, least, loop):
+            break
+    return least, loop
 
 
-def _hold_against(timing: CallTiming, judge: float) -> None:
-    """Believes the judge's clock where many calls took far longer than the process says of one."""
-    if judge > SLOWER * timing.wall + MANY_SLOWER_US and judge > timing.time:
-        timing.doubts.append(f"many calls take {judge:.0f} us each, and the process says {timing.wall:.0f} us of one")
+def _contradicts(timing: CallTiming, judge: float, loop: float) -> bool:
+    return judge > CHAIN_SLOWER * timing.wall + CHAIN_SLOWER_US + CHAIN_HARNESS * loop
+
+
+def _hold_against(timing: CallTiming, judge: float, loop: float) -> None:
+    """Believes the judge's clock where the calls of a chain took far longer than the process says of one.
+
+    loop: microseconds of the harness in one turn of the chain.
+    """
+    if _contradicts(timing, judge, loop) and judge > timing.time:
+        timing.doubts.append(
+            f"calls in a chain take {judge:.0f} us each, and the process says {timing.wall:.0f} us of one"
+        )
         timing.time = judge
-
-
-def timed_calls(
-    process: CandidateProcess, materials: Sequence[Material], schedule: Sequence[object], *, flush: bool = True
-) -> list[tuple[float, float]]:
-    """(microseconds, microseconds of work left) of timed calls, as the candidate's process reports them."""
-    request = {"do": "time", "flush": flush, **timed_request_of(materials, schedule)}
-    return process.answer(
-        request, f"{len(schedule)} timed calls", lambda reply: times_from_data(reply.get("times"), len(schedule)),
-        calls=len(schedule),
-    )  # fmt: skip
-
-
-def timed_results(process: CandidateProcess, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
-    """What the last timed calls of these numbers returned."""
-    request = {"do": "timed_results", "numbers": list(numbers)}
-    return process.answer(
-        request, "a request for results", lambda reply: outputs_from_data(reply.get("outputs"), len(numbers))
-    )
 
 
 def _schedule(calls: int, device: torch.device, order: random.Random) -> list[list[object]]:
@@ -191,17 +203,32 @@ def _believed(
 
 
 def _harness(
-    materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device, *, flush: bool = True
-) -> float:
+    materials: Sequence[Material], schedule: Sequence[Sequence[object]], device: torch.device
+) -> float:  # fmt: skip
     """Microseconds of one turn of the loop around a call that does nothing, by the same clock."""
     calls = TimedCalls()
     first = next((t[:0] if t.dim() else t for t in materials[0].inputs.values()), torch.zeros(0))
-    plain = [replace(m, target=replace(m.target, outputs=None)) for m in materials]
-    calls.run(lambda supply: first, plain, schedule[:2])
+    calls.run(lambda supply: first, _nameless(materials), schedule[:2])
+    return _clocked(device, len(schedule), lambda: calls.run(lambda supply: first, _nameless(materials), schedule))
+
+
+def _loop(
+    materials: Sequence[Material], calls: int, salt: int, result: Mapping[str, Tensor], device: torch.device
+) -> float:  # fmt: skip
+    """Microseconds of one turn of a chain whose calls do nothing, and return results of the candidate's size."""
+    ready = tuple(t.to(device) for t in result.values())
+    return _clocked(device, calls, lambda: TimedCalls().chain(lambda supply: ready, _nameless(materials), calls, salt))
+
+
+def _nameless(materials: Sequence[Material]) -> list[Material]:
+    return [replace(m, target=replace(m.target, outputs=None)) for m in materials]
+
+
+def _clocked(device: torch.device, calls: int, run: Callable[[], object]) -> float:
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
-    calls.run(lambda supply: first, plain, schedule, flush=flush)
-    return (clock() - began) * 1e6 / len(schedule)
+    run()
+    return (clock() - began) * 1e6 / calls
 
 
 def _reference(materials: Sequence[Material], device: torch.device) -> float | None:
@@ -216,37 +243,3 @@ def _reference(materials: Sequence[Material], device: torch.device) -> float | N
     except (RuntimeError, TypeError, ValueError):
         return None
     return statistics.median(t[0] for t in times[2:])
-
-
-def _verify(
-    process: CandidateProcess, examination: Examination, materials: Sequence[Material],
-    schedule: Sequence[Sequence[Any]], order: random.Random,
-) -> None:  # fmt: skip
-    """Judges results of timed calls, which the judge chooses only now."""
-    numbers = order.sample(range(len(schedule)), len(schedule))
-    first = timed_results(process, numbers[:1])[0]
-    size = sum(t.numel() * t.element_size() for t in first.values())
-    numbers = numbers[: max(2, min(len(numbers), VERIFIED_BYTES // max(size, 1)))]
-    until, seen = time.monotonic() + VERIFY_SECONDS, dict[tuple[int, int], Mapping[str, Tensor]]()
-    for number, outputs in zip(numbers, timed_results(process, numbers), strict=True):
-        which, _, salt = schedule[number]
-        if (which, salt) in seen and _equal(seen[which, salt], outputs):
-            continue
-        if len(seen) >= VERIFY_LEAST and time.monotonic() > until:
-            break
-        seen[which, salt] = outputs
-        run = CandidateRun(names=tuple(outputs), outputs=dict(outputs))
-        given = materials[which]
-        inputs = varied(given.inputs, salt)
-        material = replace(given, inputs=inputs, target=replace(given.target, backward=None))
-        reference = examination.references(material, run)
-        bad = values.judge(examination, run, reference, "values", f"timed call {number + 1}", noise=False, repeat=None)
-        if bad:
-            text = examination.findings[-1].text if examination.findings else f"{', '.join(sorted(bad))} is wrong"
-            raise Impossible(
-                "call_count", f"timed call {number + 1} is wrong, and such inputs were right before: {text}"
-            )
-
-
-def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(t, b[n]) for n, t in a.items())

@@ -1,7 +1,9 @@
 """timed_calls: the clock around each call, in the candidate's process. What it reports is checked by the judge's clock.
 
-Each call gets numbers that no other call gets, in fresh memory, after the caches were overwritten. The functions of the
-clock are bound when this module is imported, which is before any candidate is.
+Each call gets numbers that no other call gets, in fresh memory. `run` overwrites the caches between the inputs and the
+call, which leaves a thread of the candidate time to compute the result before the clock starts. In `chain` there is no
+such time: the inputs of each call depend on the result of the call before. The judge holds the two against each other.
+The functions of the clock are bound when this module is imported, which is before any candidate is.
 """
 
 from __future__ import annotations
@@ -43,6 +45,21 @@ def varied(inputs: Mapping[str, Tensor], salt: int) -> dict[str, Tensor]:
     return copies
 
 
+def next_salt(salt: int, number: int, results: Mapping[str, Tensor]) -> int:
+    """The salt of the call after call `number` of a chain: unknown before all bytes of its results are there.
+
+    salt: of the first call; 0: that of all.
+    """
+    if not salt:
+        return 0
+    total = salt + number
+    for t in results.values():
+        flat = t.detach().reshape(-1).contiguous().view(torch.uint8)
+        whole = flat.numel() // 8 * 8
+        total += int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
+    return total * 2_654_435_761 % (2**31 - 2) + 1  # neighbours get numbers far apart
+
+
 class TimedCalls:
     """The calls of one candidate on some inputs; the results stay here until the judge asks for some of them."""
 
@@ -52,34 +69,54 @@ class TimedCalls:
 
     def run(
         self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], schedule: Sequence[Any],
-        *, flush: bool = True,
+        *, further: bool = False,
     ) -> Any:  # fmt: skip
         """[microseconds, microseconds of work left afterwards] of each call of the schedule, a list of [number of the
         inputs, WALL or DEVICE, salt]. WALL: from an idle device to an idle device. DEVICE: between events.
-        flush: overwrite the caches before each call.
+        The caches are overwritten before each call. further: earlier results stay.
         """
         device = materials[0].device
         cuda = device.type == "cuda"
         if self.flush is None:
             self.flush = torch.zeros(CUDA_FLUSH if cuda else CPU_FLUSH, dtype=torch.int8, device=device)
-        self.results, times = [], []
+        self.results, times = self.results if further else [], []
         with torch.no_grad():
             for which, kind, salt in schedule:
                 material = materials[which]
                 supply = material.ordered(varied(material.inputs, salt))
-                if flush:
-                    self.flush.add_(1)
+                self.flush.add_(1)
                 if cuda:
                     taken, result = _on_stream(call, supply, device, kind)
                 else:
                     began = _now()
                     result = call(supply)
                     taken = [(_now() - began) / 1e3, 0.0]
-                pairs = names_of(result, material.target.outputs, "candidate")
-                self.results.append({n: t.detach().clone() for n, t in only_tensors(pairs, "candidate").items()})
+                self._keep(result, material)
                 times.append(taken)
                 del supply, result
         return times
+
+    def chain(
+        self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], calls: int, salt: int
+    ) -> list[list[float]]:
+        """Calls without a flush, with the inputs in turn and a salt from each result for the next. The judge times them
+        all together."""
+        device, self.results, following = materials[0].device, [], salt
+        with torch.no_grad():
+            for number in range(calls):
+                material = materials[number % len(materials)]
+                supply = material.ordered(varied(material.inputs, following))
+                result = call(supply)
+                if device.type == "cuda":
+                    _synchronize(device)
+                self._keep(result, material)
+                following = next_salt(salt, number, self.results[-1])
+                del supply, result
+        return []
+
+    def _keep(self, result: object, material: Material) -> None:
+        pairs = names_of(result, material.target.outputs, "candidate")
+        self.results.append({n: t.detach().clone() for n, t in only_tensors(pairs, "candidate").items()})
 
     def some(self, which: Sequence[int]) -> list[dict[str, Tensor]]:
         return [self.results[number] for number in which]
