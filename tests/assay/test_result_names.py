@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from goldsmith import assay
+from goldsmith.assay.declare.returned_values import names_of
 
 X = {"x": torch.ones(2, 3), "y": torch.full((2, 3), 2.0)}
 
@@ -98,3 +99,17 @@ def test_with_autograd_the_default_name_is_y_even_with_an_input_y():
 def test_a_backward_with_an_unknown_parameter_gets_the_list_of_names():
     with pytest.raises(assay.TargetError, match="takes 'grad_y', which is not supplied; there are: .*grad_z"):
         assay.check(make(times, backward=gradients))
+
+
+def test_a_result_is_what_its_container_holds_and_not_what_that_shows():
+    class Shows(dict):
+        def items(self):
+            return [("y", torch.zeros(2))]
+
+    class Iterates(tuple):
+        def __iter__(self):
+            return iter([torch.zeros(2)])
+
+    x = torch.ones(3)
+    assert names_of(Shows(z=x), None, "candidate") == [("z", x)]
+    assert names_of(Iterates([x, x]), None, "candidate") == [("y0", x), ("y1", x)]

@@ -129,11 +129,22 @@ def test_candidates_name_their_problem_in_a_folder(folder):
         (["made", "--problem", "empty.py"], "empty.py: the problem has no cases"),
         (["made", "--problem", "softmax.py", "--device", "tpu"], "--device tpu: not a device"),
         (["made", "--problem", "softmax.py", "--html", "softmax.py/x.html"], "cannot write softmax.py/x.html"),
+        (["made", "--problem", "softmax.py", "--html", "no/x"], "cannot write no/x: there is no folder no."),
+        (["made", "--problem", "softmax.py", "--json", "no/x"], "cannot write no/x: there is no folder no."),
+        (["no.jsonl", "--problem", "softmax.py"], "no.jsonl: the file holds no candidates"),
+        (["pipe.py", "--problem", "softmax.py"], "pipe.py: no ordinary file"),
+        (["made/right.py", "--problem", "folder"], "folder: the folder holds no problems"),
+        (["made/right.py", "--problem", "binary.py"], "binary.py does not parse: source code string cannot"),
     ],
 )
 def test_what_cannot_run_is_one_paragraph_and_status_2(folder, arguments, text):
     (folder / "empty.py").write_text("def golden(x):\n    return x\n\ncases = []\n")
+    (folder / "no.jsonl").touch()
+    (folder / "folder").mkdir()
+    (folder / "binary.py").write_bytes(b"\xff\0")
+    os.mkfifo(folder / "pipe.py")
     result = gate(*arguments)
+    assert not (folder / "no").exists()
     assert result.exit_code == 2 and text in words(result.stderr), result.output
     assert result.stdout == "" and "Traceback" not in result.output
 
@@ -144,7 +155,9 @@ def test_times_are_shown_for_what_is_accepted(folder):
     assert re.search(r"right +[\d.]+ [um]s +[\d.]+ [um]s to [\d.]+ [um]s .* [\d.]+x", result.stdout), result.stdout
 
 
-def test_ctrl_c_keeps_the_verdicts_that_are_there(folder):
+def test_ctrl_c_keeps_the_verdicts_that_are_there_and_no_process_imports_from_the_current_folder(folder):
+    for name in ("secrets", "torch", "queue"):
+        (folder / f"{name}.py").write_text("open('imported', 'a').write(f'{__name__} ')\nraise ImportError\n")
     (folder / "made/slow.py").write_text("import time\n\ndef candidate(x, w):\n    time.sleep(60)\n    return x\n")
     command = [sys.executable, "-m", "goldsmith", "gate", "made", "--problem", "softmax.py", "--jobs", "1"]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
@@ -159,6 +172,7 @@ def test_ctrl_c_keeps_the_verdicts_that_are_there(folder):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err
     assert "Interrupted: 1 candidates have no verdict." in err and "1 of 2 candidates accepted" in out
+    assert not (folder / "imported").exists()
 
 
 @pytest.mark.parametrize("columns", [60, 80])

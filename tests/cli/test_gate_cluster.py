@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -95,6 +96,14 @@ def test_a_packed_problem_is_read_elsewhere(folder, tmp_path, monkeypatch):
     source = unpacked(pack)
     assert source == unpacked(pack) and Path(source.where).is_relative_to(tmp_path)
     assert source.load().golden(3) == 6
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://localhost:1", "[::1]:99999"])
+def test_a_cluster_that_does_not_answer_is_one_sentence(folder, address, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    command = ["gate", str(folder / "made.jsonl"), "--problem", str(folder / "problem/double.py")]
+    result = CliRunner().invoke(app, [*command, "--cluster", address])
+    assert result.exit_code == 2 and f"--cluster {address}: no connection (" in " ".join(result.stderr.split())
 
 
 def test_without_ray_the_command_says_what_to_install(folder, monkeypatch):

@@ -171,7 +171,10 @@ def alive(pid):
     "arguments, message",
     [
         (["nosuch"], "unknown operator 'nosuch'; known: experts.linear, experts.moe, experts.slots, mhc.boundary"),
-        (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
+        (
+            ["mhc", "--html", "/proc/none/page.html"],
+            "cannot write /proc/none/page.html: there is no folder /proc/none.",
+        ),
     ],
 )
 def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, message):

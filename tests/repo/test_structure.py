@@ -62,3 +62,14 @@ def test_variables_are_nouns():
                 if name in PARTICIPLES:
                     places.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {name}")
     assert places == []
+
+
+def test_one_function_builds_the_command_lines_of_own_processes():
+    """With others, the current folder is on the path, and a candidate `torch.py` there stands for torch."""
+    places = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List | ast.Tuple) else []
+            if "sys.executable" in words and not {"'-m'", "'-c'"}.isdisjoint(words):
+                places.append(str(path.relative_to(SOURCE)))
+    assert places == ["assay/support/own_process.py"]

@@ -1,9 +1,5 @@
 """`python -m goldsmith.cli`: the same as the `goldsmith` command."""
 
-from . import current_folder
+import runpy
 
-current_folder.leave()
-
-from . import app  # noqa: E402
-
-app(prog_name="goldsmith")
+runpy.run_module("goldsmith", run_name="__main__")

@@ -10,9 +10,11 @@ from .terminal import Failure
 
 
 def check_file(path: Path | None) -> None:
-    """Raise Failure before the work, not after it, if a result file cannot be written."""
+    """Raise Failure before the work, not after it, if a result file cannot be written. No command makes its folder."""
     if path is None:
         return
+    if not path.parent.exists():
+        raise Failure(f"cannot write {path}: there is no folder {path.parent}.")
     from ..assay.support.output_file import why_not
 
     why = why_not(path)

@@ -77,6 +77,8 @@ def test_a_right_candidate_is_accepted():
         ("crashed", "SIGSEGV) during a call, in candidate (kernel.py", "import ctypes; ctypes.string_at(0)"),
         ("crashed", "SIGABRT", "import os; os.abort()"),
         ("crashed", "program: in candidate (kernel.py, line 5)", "raise KeyboardInterrupt"),
+        ("crashed", "raised E: no, which would have ended the program: in cand", "raise type('E', (BaseException,), {})('no')"),
+        ("crashed", "what it returned cannot be read: RuntimeError", "return torch._efficientzerotensor(x.shape)"),
         ("crashed", "ValueError: no (kernel.py:5)", "\nraise ValueError('no')"),
         ("crashed", "printed more than 65536 bytes", "while True: print('x' * 1000)"),
         ("timed_out", "a call had not ended after 2 s", "while True: pass"),
@@ -99,7 +101,7 @@ def test_misbehaviour_is_one_verdict(status, text, body):
         ("it defines no candidate and no ModelNew", "x = 1"),
         ("candidate is of type int", "candidate = 1"),
         ("takes 'missing', which is not supplied", "def candidate(missing): return missing"),
-        ("SystemExit", "raise SystemExit(0)"),
+        ("importing it raised SystemExit: 0 (source.py:1)", "raise SystemExit(0)"),
     ],
 )
 def test_a_source_without_a_candidate_is_refused(text, source):

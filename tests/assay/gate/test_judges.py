@@ -52,15 +52,17 @@ def test_verdicts_come_in_order_from_several_judges(file):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_judge_that_dies_is_replaced_and_its_candidate_judged_again(file):
-    with Judges(1, OPTIONS) as judges:
+def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(file):
+    with Judges(1, replace(OPTIONS, seed=None)) as judges:
         pairs = [(ProblemSource(str(file)), gate.Candidate(str(n), RIGHT)) for n in range(3)]
-        statuses = []
+        verdicts = []
         for _, verdict in judges.run(pairs):
-            statuses.append(verdict.status)
-            if len(statuses) == 1:
+            verdicts.append(verdict)
+            if len(verdicts) == 1:
                 os.kill(judges.processes[0].process.pid, signal.SIGKILL)
-    assert statuses == ["accepted"] * 3
+        (later,) = judges.in_order(pairs[:1])
+    assert [v.status for v in verdicts] == ["accepted"] * 3
+    assert len({v.seed for v in verdicts}) == 1 and later.seed != verdicts[0].seed
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +97,34 @@ def test_a_reward_of_a_problem_in_this_process():
         function()
 
 
-def test_candidates_of_one_batch_share_a_seed_and_those_of_the_next_have_another(file):
-    with Judges(1, replace(OPTIONS, seed=None)) as judges:
-        pairs = [(ProblemSource(str(file)), gate.Candidate(name, RIGHT)) for name in ("a", "b")]
-        seeds = [[verdict.seed for verdict in judges.in_order(pairs)] for _ in range(2)]
-    assert seeds[0][0] == seeds[0][1] != seeds[1][0] == seeds[1][1]
+WRONG_ARGUMENTS = [
+    ({"problem": "nowhere.py"}, "nowhere.py: there is no such file"),
+    ({"problem": {}}, "problem: expected an assay.gate.Problem, a file, or files by name, got an empty dict"),
+    ({"options": GateOptions(device="warp9")}, "device: candidates cannot run on 'warp9'; use cpu, cuda or cuda:1"),
+    ({"options": GateOptions(probes="alle")}, "probes: 'alle' is neither a level nor a probe"),
+    ({"options": GateOptions(sandbox="none")}, "sandbox: 'none' is unknown; there are: auto, namespaces"),
+    ({"device": "cpu"}, r"device: no option of a problem; give options=gate.GateOptions\(device=...\)"),
+    ({"language": "rust"}, "language: 'rust' is unknown"),
+    ({"jobs": -1}, "jobs: expected a number of judges"),
+]
+
+
+@pytest.mark.parametrize("arguments, text", WRONG_ARGUMENTS, ids=[text[:20] for _, text in WRONG_ARGUMENTS])
+def test_a_reward_of_something_wrong_raises_when_it_is_made(arguments, text):
+    """Otherwise a training run goes on with rewards of 0."""
+    with pytest.raises((ValueError, TypeError), match=f"^{text}"):
+        reward(**{"problem": problem(), "jobs": 1, **arguments})
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["def candidate(x): return x", problem()], "candidate: expected an assay.gate.Candidate, got str"),
+        ([gate.Candidate("a", RIGHT), "softmax.py"], "problem: expected an assay.gate.Problem, got str"),
+        ([gate.Candidate("a", RIGHT), problem(), "meta"], "device: candidates cannot run on 'meta'"),
+    ],
+)
+def test_a_wrong_argument_is_no_verdict(arguments, text):
+    candidate, own, *device = arguments
+    with pytest.raises((ValueError, TypeError), match=f"^{text}"):
+        gate.judge(candidate, own, device=device[0] if device else "cpu")

@@ -134,7 +134,8 @@ def test_a_broken_problem_says_what_is_wrong(tmp_path, old, new, text):
 
 
 def test_a_file_may_end_its_process_or_ask_for_a_kernel(tmp_path):
-    (tmp_path / "exits.py").write_text("raise SystemExit(3)")
+    (tmp_path / "exits.py").write_text("import tabnanny\nraise SystemExit(3)")
+    (tmp_path / "tabnanny.py").write_text("raise SystemExit('a candidate with the name of one of Python's modules')")
     with pytest.raises(gate.BadProblem, match="exits.py: importing it raised SystemExit: 3"):
         gate.load_problem(tmp_path / "exits.py")
     (tmp_path / "asks.py").write_text(f"{LINEAR}\nwants_kernel = True\n")

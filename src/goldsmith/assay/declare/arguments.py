@@ -42,10 +42,7 @@ def check_arguments(
         raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
     if dtype is not None and dtype not in UNIT:
         raise TargetError(f"dtype: {dtype} cannot be judged; use one of: {listed(UNIT)}")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed: expected a whole number, got {seed!r}")
-    if not -(2**62) < seed < 2**62:
-        raise TargetError(f"seed: expected a number of at most 62 bits, got {seed}")
+    check_seed(seed)
     if not isinstance(probes, str) and not (
         isinstance(probes, Sequence | set | frozenset) and all(isinstance(p, str) for p in probes)
     ):
@@ -56,7 +53,14 @@ def check_arguments(
         raise TypeError(f"budget_s: expected a positive number of seconds or None, got {budget_s!r}")
     if budget_s is not None and not budget_s > 0:
         raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
-    _device(device)
+    check_device(device)
+
+
+def check_seed(seed: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: expected a whole number, got {seed!r}")
+    if not -(2**62) < seed < 2**62:
+        raise TargetError(f"seed: expected a number of at most 62 bits, got {seed}")
 
 
 def check_folder(argument: str, path: object) -> None:
@@ -70,7 +74,8 @@ def check_folder(argument: str, path: object) -> None:
         raise TargetError(f"{argument}: {str(path)!r} cannot be written: {why}")
 
 
-def _device(wanted: object) -> None:
+def check_device(wanted: object) -> None:
+    """TypeError or TargetError for a device on which no candidate can run here."""
     if not isinstance(wanted, str | torch.device):
         raise TypeError(f"device: expected cpu, cuda or cuda:1, got {wanted!r}")
     kind, _, index = str(wanted).partition(":")

@@ -26,9 +26,10 @@ def names_of(
 
     Default names are y, or y0, y1, ...; if one of them is `unavailable`, z, out or result replaces y.
     """
-    if isinstance(result, Mapping):
-        return [(str(name), value) for name, value in result.items()]
-    values = list(result) if isinstance(result, list | tuple) else [result]
+    if isinstance(result, Mapping):  # methods of its own may show something else at each look
+        items = dict.items(result) if isinstance(result, dict) else result.items()
+        return [(str(name), value) for name, value in items]
+    values = _held(result) if isinstance(result, list | tuple) else [result]
     fits = names is not None and len(names) == len(values)
     if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
         raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
@@ -39,6 +40,11 @@ def names_of(
             f"outputs: the {who} returned {count}, but {source} {len(expected_names)}: {', '.join(expected_names)}"
         )
     return list(zip(expected_names, values, strict=True))
+
+
+def _held(result: list | tuple) -> list[object]:
+    """What a list or tuple holds, whatever its class makes of `iter`."""
+    return list(list.__iter__(result) if isinstance(result, list) else tuple.__iter__(result))
 
 
 def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collection[str], who: str, sent: bool) -> None:

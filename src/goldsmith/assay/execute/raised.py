@@ -34,6 +34,12 @@ def place(error: BaseException) -> str:
     return f" ({from_here(origin.file)}:{origin.line})" if origin.file else ""
 
 
+def frame(error: BaseException) -> str:
+    """The innermost frame of the user's own code, as "in f (file, line 3)", or ""."""
+    own = _own_frames(error)
+    return f"in {own[-1].name} ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
 def from_interpreter(error: BaseException) -> bool:
     """Whether an exception means that Triton's interpreter lacks something, not that the kernel is wrong.
 
@@ -79,11 +85,15 @@ def _origin(error: BaseException) -> Origin:
     chain = _chain(error)
     wrapped = any(type(e).__name__ == INTERPRETERS for e in chain)
     for each in reversed(chain) if wrapped else chain:
-        frames = traceback.extract_tb(each.__traceback__)
-        own = [f for f in frames if not f.filename.startswith("<") and not any(p in f.filename for p in _LIBRARIES)]
+        own = _own_frames(each)
         if own:
             return Origin(own[-1].filename, own[-1].lineno or 0, _lacking(chain))
     return Origin(lacking=_lacking(chain))
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f for f in frames if not f.filename.startswith("<") and not any(p in f.filename for p in _LIBRARIES)]
 
 
 def _lacking(chain: list[BaseException]) -> bool:

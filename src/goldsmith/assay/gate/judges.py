@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from ..support.own_process import own_process
+from .bad_problem import BadProblem
 from .candidate import Candidate
-from .formats.problem_source import ProblemSource
+from .formats.problem_source import ProblemSource, existing
 from .judging import GateOptions
 from .verdict import REFUSED, Verdict
 
@@ -37,9 +38,12 @@ class Judges:
 
     def __init__(self, jobs: int = 0, options: GateOptions | None = None) -> None:
         """jobs: 0 means one for each core, but at most 8."""
+        if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 0:
+            raise TypeError(f"jobs: expected a number of judges, or 0 for one on each core, got {jobs!r}")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.jobs = jobs or min(cores, 8)
         self.options = options or GateOptions()
+        self.options.check()
         self.isolation = ""  # a sentence, once a judge has started
         self.inbox: queue.Queue[tuple[_JudgeProcess, dict[str, Any] | None]] = queue.Queue()
         self.processes: list[_JudgeProcess] = []
@@ -91,6 +95,15 @@ class Judges:
                 number, process.job = process.job[0], None
                 open_pairs -= 1
                 yield number, Verdict.from_json(reply["verdict"])
+
+    def check(self, problems: Iterable[ProblemSource]) -> None:
+        """Raises BadProblem for the first of these problems that a judge cannot load."""
+        problems = list(problems)
+        for problem in problems:
+            existing(problem.where)
+        for verdict in self.in_order([(problem, Candidate("nothing", "")) for problem in problems]):
+            if verdict.reason in ("problem", "judge"):
+                raise BadProblem(verdict.evidence[0])
 
     def in_order(self, pairs: Iterable[Pair]) -> Iterator[Verdict]:
         """The verdicts in the order of the pairs, each as soon as it and all before it are there."""

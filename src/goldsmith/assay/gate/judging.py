@@ -19,6 +19,7 @@ import torch
 from ...core.tracing import TargetError
 from .. import probes as catalogue
 from ..checks import examine
+from ..declare.arguments import check_device, check_seed
 from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
@@ -44,6 +45,7 @@ from .tricks.source import SourceFacts
 from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
 
 _SENTENCES = 8  # of evidence
+SANDBOXES = ("auto", "namespaces")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,17 @@ class GateOptions:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         return cls(**{**data, "limits": Limits(**data["limits"])})
 
+    def check(self) -> None:
+        """TypeError or TargetError for a value with which nothing can be judged on this machine."""
+        check_device(self.device)
+        if self.seed is not None:
+            check_seed(self.seed)
+        if not isinstance(self.limits, Limits):
+            raise TypeError(f"limits: expected assay.gate.Limits, got {type(self.limits).__name__}")
+        catalogue.select(self.probes)
+        if self.sandbox not in SANDBOXES:
+            raise TargetError(f"sandbox: {self.sandbox!r} is unknown; there are: {', '.join(SANDBOXES)}")
+
 
 def judge(
     candidate: Candidate,
@@ -83,7 +96,10 @@ def judge(
     probes: str = "default",
     diagnose: bool = False,
 ) -> Verdict:
-    """The verdict on one candidate. Whatever the candidate does, this returns."""
+    """The verdict on one candidate. Whatever the candidate does, this returns.
+
+    Raises TypeError or TargetError for wrong arguments.
+    """
     options = GateOptions(str(device), limits or Limits(), seed, probes, diagnose)
     return next(iter(judge_all([candidate], problem, options=options)))
 
@@ -91,10 +107,27 @@ def judge(
 def judge_all(
     candidates: Iterable[Candidate], problem: Problem, *, options: GateOptions | None = None
 ) -> Iterator[Verdict]:
-    """The verdicts on candidates, in their order."""
+    """The verdicts on candidates, in their order. Raises TypeError or TargetError for wrong arguments, at the call."""
     options = options or GateOptions()
+    options.check()
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            f"problem: expected an assay.gate.Problem, got {type(problem).__name__}; "
+            "gate.load_problem reads one from a file"
+        )
+    if isinstance(candidates, Candidate):
+        raise TypeError("candidates: expected several, got one Candidate; gate.judge judges one")
+    return _verdicts(candidates, problem, options)
+
+
+def _verdicts(candidates: Iterable[Candidate], problem: Problem, options: GateOptions) -> Iterator[Verdict]:
     seed = secrets.randbits(31) if options.seed is None else options.seed
     for candidate in candidates:
+        if not isinstance(candidate, Candidate):
+            raise TypeError(
+                f"candidate: expected an assay.gate.Candidate, got {type(candidate).__name__}; "
+                "Candidate(name, source) makes one from a text, and Candidate.read(path) reads a file"
+            )
         began, spent = time.monotonic(), Spent()
         verdict = _judge(candidate, problem, options, seed, spent)
         if verdict.ok and options.time:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from .candidate import Candidate
+from .candidate import LANGUAGES, Candidate
 from .formats import completions as completion_format
 from .formats.problem_source import ProblemSource
 from .judges import Judges, Pair
@@ -45,6 +45,8 @@ def reward(
     problem_options  as for `load_problem`
 
     The judges stay warm between calls. `.verdicts` holds those of the last call; `.close()` ends the processes.
+    Raises BadProblem where a judge cannot load a problem, and TypeError, ValueError or TargetError for other arguments:
+    a training run would otherwise go on with rewards of 0.
     """
     return Reward(problem, scores, jobs, options, column, language, problem_options)
 
@@ -64,10 +66,20 @@ class Reward:
         unknown = [status for status in self.scores if status not in STATUSES]
         if unknown:
             raise ValueError(f"scores: {unknown[0]!r} is no status; there are: {', '.join(STATUSES)}")
+        its = [name for name in problem_options if name in {f.name for f in fields(GateOptions)}]
+        if its:
+            raise TypeError(f"{its[0]}: no option of a problem; give options=gate.GateOptions({its[0]}=...)")
+        if language is not None and language not in LANGUAGES:
+            raise ValueError(f"language: {language!r} is unknown; there are: {', '.join(LANGUAGES)}")
         self.options = options or GateOptions()
         self.verdicts: list[Verdict] = []
         self.judges = Judges(jobs, self.options)
         self._end = weakref.finalize(self, self.judges.close)
+        try:
+            self.judges.check(self._sources())
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, completions: Sequence[Any] | None = None, **columns: Any) -> Any:
         if completions is not None:
@@ -104,6 +116,17 @@ class Reward:
     def _candidate(self, number: int, completion: object) -> Candidate:
         source, language = completion_format.source(completion)
         return Candidate(f"completion_{number}", source, language=self.language or language)
+
+    def _sources(self) -> list[ProblemSource]:
+        """All problems that a judge loads."""
+        if isinstance(self.problem, Problem):
+            return []
+        if isinstance(self.problem, str | os.PathLike):
+            return [self._source("")]
+        if not isinstance(self.problem, Mapping) or not self.problem:
+            kind = "an empty dict" if isinstance(self.problem, Mapping) else f"a {type(self.problem).__name__}"
+            raise TypeError(f"problem: expected an assay.gate.Problem, a file, or files by name, got {kind}")
+        return [self._source(name) for name in self.problem]
 
     def _source(self, name: Any) -> ProblemSource:
         if not isinstance(self.problem, Mapping):

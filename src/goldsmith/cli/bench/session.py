@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from ..output_files import check_file
 from ..signals import terminate_like_ctrl_c
 from ..terminal import INTERRUPTED, Failure, console
 from .rows import Conditions, load
@@ -111,8 +112,8 @@ def open_rows(out: str | None) -> IO[str] | None:
         return None
     if out == "-":
         return sys.stdout
+    check_file(Path(out))
     try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
         return open(out, "a", encoding="utf-8")
     except OSError as error:
         raise Failure(f"cannot write {out}: {error.strerror or error}.") from error

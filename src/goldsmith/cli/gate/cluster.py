@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from ...assay.gate.verdict import REFUSED, Verdict
 from ..terminal import Failure
 
 BATCH = 4  # candidates of one task
+CONNECT_S = 10.0  # seconds in which a cluster must answer
 RETRIES = 3  # of a task whose worker or node died
 
 
@@ -50,7 +52,20 @@ def _ray() -> Any:
     return ray
 
 
+def _check_answers(address: str) -> None:
+    """Raise Failure where nothing listens at HOST:PORT: Ray would try for minutes, and print a warning each time."""
+    host, colon, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto" or "local"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = f"nothing answered within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else error
+        raise Failure(f"--cluster {address}: no connection ({why}).") from None
+
+
 def _connect(ray: Any, address: str, jobs: int | None) -> None:
+    _check_answers(address)
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     try:
         with contextlib.chdir("/"):  # its workers import from the folder that is the current one here

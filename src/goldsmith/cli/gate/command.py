@@ -15,10 +15,11 @@ from typing import IO, Any
 import torch
 
 from ...assay.gate import verdict_page
+from ...assay.gate.bad_problem import BadProblem
 from ...assay.gate.candidate_call import DTYPES
 from ...assay.gate.formats.candidate_source import NoCandidates, load_candidates
 from ...assay.gate.formats.problem_folder import UnknownProblem, problem_folder
-from ...assay.gate.formats.problem_source import ProblemSource, known_format
+from ...assay.gate.formats.problem_source import ProblemSource, existing, known_format
 from ...assay.gate.formats.submission import Submission
 from ...assay.gate.isolation.limits import Limits
 from ...assay.gate.judges import Judges, NoJudge, Pair
@@ -67,6 +68,7 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
         check_file(path)
     began = time.monotonic()
     device = device_name(request.device)
+    _check_problem(request)
     submissions = _submissions(request)
     pairs = [_pair(s, request, device) for s in submissions]
     _check_formats(request, pairs)
@@ -105,6 +107,21 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     if failed or cannot:
         return 2
     return 0 if all(v.ok for v in verdicts) else 1
+
+
+def _check_problem(request: GateRequest) -> None:
+    """Raise Failure where the problem's path has nothing to read."""
+    if request.problem is None:
+        return
+    folder = Path(request.problem)
+    if folder.is_dir():
+        if not problem_folder(folder).files:
+            raise Failure(f"{folder}: the folder holds no problems; their file names end in .py or .json.")
+        return
+    try:
+        existing(request.problem)
+    except BadProblem as error:
+        raise Failure(f"{error}.") from None
 
 
 def _submissions(request: GateRequest) -> list[Submission]:

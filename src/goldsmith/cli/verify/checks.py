@@ -90,7 +90,7 @@ def crash_report(check: Check, case: str, dtype: str, died: Died) -> Report:
 
 def ended_report(check: Check, case: str, dtype: str, what: str, where: str) -> Report:
     """A report that fails because the candidate raised KeyboardInterrupt or SystemExit."""
-    text = f"the candidate raised {what}, which would have ended the program: {where}"
+    text = f"the candidate raised {what}, which would have ended the program" + (f": {where}" if where else "")
     finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)
     return Report(check.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=check.device)
 

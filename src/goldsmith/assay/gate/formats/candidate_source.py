@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,28 +27,46 @@ def load_candidates(paths: Iterable[str | Path]) -> list[Submission]:
     """The candidates in these files and folders, in this order. Those of a folder are sorted by path.
 
     Files: Python, CUDA C++ (.cu), C++ (.cpp), a FlashInfer-Bench solution (.json), JSON lines (.jsonl). A file that
-    cannot be read is a refused candidate. Raises `NoCandidates` for a path that does not exist or holds none.
+    cannot be read is a refused candidate. Raises `NoCandidates` for a path that does not exist, is neither a file nor a
+    folder, or holds none.
     """
     submissions: list[Submission] = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise NoCandidates(f"{path}: there is no such file or folder")
+        why = _unreadable(path)
+        if why and not path.is_dir():
+            raise NoCandidates(f"{path}: {why}")
         files = sorted(_files(path)) if path.is_dir() else [path]
         if not files:
             raise NoCandidates(f"{path}: the folder holds no candidates; their file names end in {', '.join(READ)}")
+        before = len(submissions)
         for file in files:
             submissions += _read(file, str(file.relative_to(path)) if path.is_dir() else str(file.name))
+        if len(submissions) == before:
+            raise NoCandidates(f"{path}: the {'folder' if path.is_dir() else 'file'} holds no candidates")
     return _with_own_names(submissions)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     for file in folder.rglob("*"):
         hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
-        if file.is_file() and file.suffix in READ and not hidden:
+        if not file.is_dir() and file.suffix in READ and not hidden:
             yield file
 
 
+def _unreadable(path: Path) -> str:
+    """Why a path has no text to read, or "": a pipe would have none for ever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:  # a link may lead nowhere, or in a circle
+        leads = f"a link to {os.readlink(path)}, which leads nowhere" if path.is_symlink() else ""
+        return leads or ("there is no such file or folder" if isinstance(error, FileNotFoundError) else str(error))
+    return "" if stat.S_ISREG(mode) else "no ordinary file"
+
+
 def _read(file: Path, name: str) -> Iterable[Submission]:
+    why = _unreadable(file)
+    if why:
+        return [refused(name, "unreadable", f"{name} cannot be read: it is {why}")]
     try:
         if file.suffix not in (".jsonl", ".ndjson") and file.stat().st_size > LARGEST:
             return [refused(name, "too_large", f"{name} is larger than {LARGEST >> 20} MiB")]

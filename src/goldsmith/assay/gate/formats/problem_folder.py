@@ -31,7 +31,8 @@ class ProblemFolder:
         if name is None:
             if len(set(self.files.values())) == 1:
                 return str(next(iter(self.files.values())))
-            raise UnknownProblem(f"it names no problem, and {self.folder} holds {len(set(self.files.values()))}")
+            number = len(set(self.files.values()))
+            raise UnknownProblem(f"it names no problem, and the folder {self.folder} holds {number} files of problems")
         path = self.files.get(name.removesuffix(".py"))
         if path is None:
             raise UnknownProblem(f"{self.folder} holds no problem {name!r}")

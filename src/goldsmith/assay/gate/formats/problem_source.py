@@ -57,9 +57,7 @@ def load_problem(where: str | Path, **options: object) -> Problem:
 
     Raises `BadProblem`. A Python file is imported, so read only problems that you trust.
     """
-    path, wanted = split(str(where))
-    if not path.is_file():
-        raise BadProblem(f"{where}: there is no such file")
+    path, wanted = existing(str(where))
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         problem = _read(path, text, wanted, options)
@@ -75,6 +73,8 @@ def known_format(where: str) -> str:
     path, wanted = split(where)
     if path.suffix == ".json":
         return "flashinfer"
+    if not path.is_file():
+        return "python"
     try:
         tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, SyntaxError, ValueError):
@@ -106,6 +106,15 @@ def _only(options: Mapping[str, object], known: set[str], name: str) -> dict[str
     return dict(options)
 
 
+def existing(where: str) -> tuple[Path, str | None]:
+    """FILE or FILE:NAME, where there is such a file; raises BadProblem otherwise."""
+    path, wanted = split(where)
+    if not path.is_file():
+        what = "a folder; name one of its files" if path.is_dir() else "no ordinary file"
+        raise BadProblem(f"{where}: {what if path.exists() else 'there is no such file'}")
+    return path, wanted
+
+
 def split(where: str) -> tuple[Path, str | None]:
     """FILE or FILE:NAME"""
     path, colon, name = where.rpartition(":")
@@ -128,7 +137,8 @@ def imported(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise BadProblem(f"{path.name} does not parse: line {error.lineno}: {error.msg}") from None
+        line = f"line {error.lineno}: " if error.lineno else ""
+        raise BadProblem(f"{path.name} does not parse: {line}{error.msg}") from None
     except ModuleNotFoundError as error:
         raise BadProblem(f"{path.name} needs the package {error.name}, which is not installed here") from error
     except (Exception, SystemExit) as error:

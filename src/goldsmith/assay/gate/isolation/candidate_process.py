@@ -273,8 +273,10 @@ class CandidateProcess:
             self._end(OVER_MEMORY, str(reply["memory"]))
         if "ended" in reply:
             raised, where = str(reply["ended"]), str(reply.get("where", ""))
-            text = f"it raised {raised}, which would have ended the program: {where}"
+            text = f"it raised {raised}, which would have ended the program" + (f": {where}" if where else "")
             self._end(CRASHED, text, raised=raised, where=where)
+        if "failed" in reply:
+            self._end(CRASHED, str(reply["failed"]))
 
     def _unasked(self) -> None:
         """Says what bytes mean that came although no request was open."""

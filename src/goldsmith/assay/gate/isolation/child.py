@@ -12,6 +12,7 @@ It judges nothing and holds no golden. Requests: {"do": "build", ...}, {"do": "l
     {"problem": text}           the target is declared wrongly
     {"memory": text}            memory ran out
     {"ended": text}             the candidate raised what would end the program
+    {"failed": text}            a call could not be finished, or its results could not be read
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import importlib
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from ....core.tracing import TargetError
-from ...execute import interpreter
+from ...execute import interpreter, raised
 from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
@@ -129,16 +129,18 @@ def _made(message: Mapping[str, Any], events: EventLog) -> tuple[Any, dict[str, 
 
 
 def _import_error(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    own = [f for f in frames if f.filename != __file__ and "isolation" not in f.filename]
-    where = f" (line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
-    return f"importing it raised {type(error).__name__}: {error}"[:500] + where
+    where = "" if isinstance(error, SyntaxError) else raised.place(error)
+    return f"importing it raised {_words(error)}"[:500] + where
 
 
-def _frame(error: BaseException) -> str:
-    """The innermost frame of an exception, in words."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+def _words(error: BaseException) -> str:
+    """The class of an exception, and its text if there is one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _ending(error: BaseException) -> dict[str, str]:
+    """The reply where a call raised something that is no `Exception`."""
+    return {"ended": _words(error)[:500], "where": raised.frame(error)}
 
 
 def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls, events: EventLog) -> dict[str, Any]:
@@ -163,7 +165,9 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - a candidate may raise whatever it likes
         if memory_errors.out_of_memory(error):
             return {"memory": memory_errors.out_of_memory_text(error)}
-        return {"ended": f"{type(error).__name__} in {where}: {error}"[:500]}
+        return {"failed": f"{where} raised {_words(error)}"[:500] + raised.place(error)}
+    except BaseException as error:  # noqa: BLE001 - the same
+        return _ending(error)
 
 
 def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: int) -> dict[str, object]:
@@ -178,13 +182,14 @@ def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: 
         events.threads(running_threads() - threads)
     except TargetError as error:
         return {"problem": str(error), "seen": events.report()}
-    except KeyboardInterrupt as error:
-        return {"ended": f"{type(error).__name__} {error}".strip(), "where": _frame(error), "seen": events.report()}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - what the candidate returned may raise whenever it is touched
         if not memory_errors.out_of_memory(error):
-            raise
+            text = f"what it returned cannot be read: {_words(error)}"[:500] + raised.place(error)
+            return {"failed": text, "seen": events.report()}
         memory_errors.release(material.device)
         return {"memory": memory_errors.out_of_memory_text(error)}
+    except BaseException as error:  # noqa: BLE001 - a candidate may raise whatever it likes
+        return {**_ending(error), "seen": events.report()}
     if run.error is not None and memory_errors.out_of_memory(run.error):
         return {"memory": memory_errors.out_of_memory_text(run.error)}
     return {"run": results_to_data(run), "seen": events.report()}

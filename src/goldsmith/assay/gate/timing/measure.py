@@ -132,12 +132,12 @@ def _chained(
     Of processor time and wall time the smaller counts: one adds up all threads, the other has what else the machine
     does. Where the call seems slower than reported, it is timed again, and the smallest time counts.
     """
-    device = examination.device
+    device = materials[0].device
     size = sum(t.numel() * t.element_size() for t in materials[0].inputs.values())
     calls = int(min(CHAIN, max(LEAST, CHAIN_US / max(timing.wall, 1.0)), max(LEAST, VERIFIED_BYTES // max(size, 1))))
     least, loop = math.inf, 0.0
     for _ in range(REQUESTS):
-        ((salt,),) = _salted([[]], examination, order)
+        salt = _salt(examination, order)
         before, began = processor_seconds(process.pid), time.perf_counter()
         chained_calls(process, materials, calls, salt)
         elapsed, spent = time.perf_counter() - began, processor_seconds(process.pid) - before
@@ -173,9 +173,13 @@ def _schedule(calls: int, device: torch.device, order: random.Random) -> list[li
 
 
 def _salted(schedule: Sequence[Sequence[object]], examination: Examination, order: random.Random) -> list[list[object]]:
-    """The calls with a salt each, so that no numbers repeat; 0 where a condition of the case could exclude them."""
-    fixed = examination.case.where is not None
-    return [[*entry, 0 if fixed else order.randrange(1, 2**31)] for entry in schedule]
+    """The calls with a salt each, so that no numbers repeat."""
+    return [[*entry, _salt(examination, order)] for entry in schedule]
+
+
+def _salt(examination: Examination, order: random.Random) -> int:
+    """0 where a condition of the case could exclude other numbers."""
+    return 0 if examination.case.where is not None else order.randrange(1, 2**31)
 
 
 def _elements(case: Case, dtype: torch.dtype) -> int:
