@@ -72,13 +72,16 @@ def rewards(file):
     function.close()
 
 
-def test_a_reward_is_called_as_trl_calls_it(rewards):
+def test_a_reward_is_called_as_trl_calls_it(rewards, tmp_path):
     completions = [f"```python\n{RIGHT}\n```", [{"role": "assistant", "content": WRONG}], "I cannot."]
     columns = {"prompts": ["?"] * 3, "completion_ids": [[1]] * 3, "problem": ["softmax"] * 3, "trainer_state": None}
     assert rewards(completions=completions, **columns) == [1.0, 0.25, 0.0]
     assert [v.status for v in rewards.verdicts] == ["accepted", "wrong", "refused"]
     with pytest.raises(ValueError, match="names the problem 'other'; there are: softmax"):
         rewards(completions=[RIGHT], problem=["other"])
+    (tmp_path / "empty.py").write_text("def golden(x):\n    return x\n")
+    with pytest.raises(gate.BadProblem, match="empty.py: the problem has no cases"):  # as when a reward is made
+        rewards.judges.check([ProblemSource(str(tmp_path / "empty.py"))])
 
 
 def test_a_reward_is_called_as_verl_calls_it(rewards):
