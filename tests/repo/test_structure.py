@@ -72,4 +72,4 @@ def test_one_function_builds_the_command_lines_of_own_processes():
             words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List | ast.Tuple) else []
             if "sys.executable" in words and not {"'-m'", "'-c'"}.isdisjoint(words):
                 places.append(str(path.relative_to(SOURCE)))
-    assert places == ["assay/support/own_process.py"]
+    assert places == ["assay/gate/isolation/own_process.py"]

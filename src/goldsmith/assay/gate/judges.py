@@ -16,10 +16,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from ..support.own_process import own_process
 from .bad_problem import BadProblem
 from .candidate import Candidate
 from .formats.problem_source import ProblemSource, existing
+from .isolation.own_process import own_process
 from .judging import GateOptions
 from .verdict import REFUSED, Verdict
 

@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 
 from ...core.tracing import TargetError
-from ..support import own_process
+from ..gate.isolation import own_process
 from . import stacks
 
 LIMIT_S = 120.0

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ...assay.support.own_process import own_process
+from ...assay.gate.isolation.own_process import own_process
 from ..help_text import program_help
 from ..terminal import Failure, in_a_paragraph, print_paragraph
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
-from ...support.own_process import own_process
+from .own_process import own_process
 from .zygote import PACKET
 
 PRELOADED = (

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = str(Path(__file__).resolve().parents[3])  # the folder that holds the package `goldsmith`
+SOURCE = str(Path(__file__).resolve().parents[4])  # the folder that holds the package `goldsmith`
 _VARIABLE = "PYTHONSAFEPATH"
 
 
