@@ -53,7 +53,7 @@ def ask(**more):
 
 
 def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
-    page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
+    page, results = tmp_path / "page.html", tmp_path / "results.json"
     result = run("diagnose", "own_kernels:wrong", "--out", tmp_path / "kept", "--html", page, "--json", results)
     assert result.exit_code == 1, result.output
     assert result.stdout.startswith("FAIL  scaled is wrong: ")

@@ -24,12 +24,10 @@ def own_process(
     folders     of further modules
     variables   of the environment, beside those of this process
     """
-    paths = [
-        SOURCE,
-        *folders,
-        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
-    ]  # "" is the current folder
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    environment = {**os.environ, **variables}
+    named = environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [SOURCE, *folders, *filter(None, named)]  # an empty entry would be the current folder
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return [sys.executable, "-P", "-m", module, *arguments], environment
 
 
