@@ -31,6 +31,8 @@ from .records import (
     USUAL,
     CandidateRun,
     Material,
+    OpenGraph,
+    OpenGraphs,
     PlainCalls,
     PlainResults,
 )
@@ -58,6 +60,10 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
         live: list[tuple[int, str, Tensor]] = []
         try:
             _calls(materials, calls, placed, run, results, live)
+            if calls.open is not None:
+                _open_graphs(materials, calls.open, results)
+            if calls.shared:
+                _one_tensor_for_two(material, calls.shared, results)
         except (Exception, SystemExit) as error:
             if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
                 raise  # a mistake of the user or a limit of the machine, not of the kernel
@@ -117,11 +123,9 @@ def _calls(
         under = calls.under[number] if number < len(calls.under) else USUAL
         with _noted_threads(starts) if number == 0 else nullcontext():
             result = _called(bound, supply, USUAL if under == INFERENCE and (starts or threads) else under)
-        pairs = names_of(result, target.outputs, "candidate", unavailable=unavailable_names(target, supply))
-        named = only_tensors(pairs, "candidate")
-        run.names = tuple(n for n, _ in pairs)
-        labels = {n: f"saved.{n}" if n in target.saved else n for n in named}
-        returned = {labels[n]: t.detach().clone() for n, t in named.items()}
+        run.names, named = _named(target, supply, result)
+        labels = {n: _label(target, n) for n in named}
+        returned = _copies(target, named)
         results.outputs.append(_known(returned, latest.get(which)))
         latest[which] = results.outputs[-1]
         size += sum(t.numel() * t.element_size() for t in named.values())
@@ -129,9 +133,76 @@ def _calls(
             watched = [(n, t) for n, t in named.items() if not any(overlap(t, p) for p in placed.values())]
             live += [(number, labels[n], t.detach()) for n, t in watched]  # calls write into the inputs themselves
         if backward is not None:
-            _backward(material, target, supply, placed, named, wanted, number, results)
+            sent, grads = _backward(material, target, supply, placed, named, wanted)
+            if sent:
+                results.cotangents[number], results.grads[number] = sent, grads
         if (note := reseeded(material.seed)) and note not in run.changed_settings:
             run.changed_settings.append(note)
+
+
+def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: PlainResults) -> None:
+    """All forwards, one call without gradients, and then the backwards, each on tensors of its own."""
+    target = materials[0].target
+    started = []
+    for which, power in graphs.graphs:
+        material = materials[which]
+        placed = {n: t.detach().clone() for n, t in material.inputs.items()}
+        wanted = target.wanted_grads(placed)
+        for name in wanted if target.backward == "auto" else ():
+            placed[name].requires_grad_()
+        supply = material.ordered({n: t.clone() if n in target.mutates else t for n, t in placed.items()})
+        torch.default_generator.manual_seed(material.seed)
+        _, named = _named(target, supply, target.bound("candidate", supply)(supply))
+        result = OpenGraph(_copies(target, named))
+        results.open.append(result)
+        started.append((material, power, placed, wanted, supply, named, result, _random_state(material)))
+    first = materials[graphs.graphs[0][0]]
+    evaluated = first.ordered({n: t.detach().clone() for n, t in first.inputs.items()})
+    _called(target.bound("candidate", evaluated), evaluated, NO_GRAD)
+    for number in graphs.order:
+        material, power, placed, wanted, supply, named, result, state = started[number]
+        torch.set_rng_state(state[0])  # so that a backward may draw its forward's numbers again
+        if material.device.type == "cuda":
+            torch.cuda.set_rng_state(state[1], material.device)
+        sent, result.grads = _backward(material, target, supply, placed, named, wanted, power)
+        result.sent = tuple(sent)
+
+
+def _random_state(material: Material) -> list[Tensor]:
+    """Of the CPU, and of the material's GPU."""
+    on_card = material.device.type == "cuda"
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(material.device)] if on_card else [])]
+
+
+def _one_tensor_for_two(material: Material, names: tuple[str, ...], results: PlainResults) -> None:
+    """Adds the results for two equal tensors, and for one tensor as both arguments."""
+    target, (first, second) = material.target, names
+    for same in (False, True):
+        placed = {n: t.detach().clone() for n, t in material.inputs.items()}
+        placed[second] = placed[first] if same else placed[first].clone()
+        supply = material.ordered(placed)
+        torch.default_generator.manual_seed(material.seed)
+        try:
+            result = target.bound("candidate", supply)(supply)
+        except Exception:
+            if same:
+                raise
+            return
+        results.shared.append(_copies(target, _named(target, supply, result)[1]))
+
+
+def _named(target: Target, supply: Mapping[str, object], result: object) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """The names of all results, and the results that are tensors."""
+    pairs = names_of(result, target.outputs, "candidate", unavailable=unavailable_names(target, supply))
+    return tuple(n for n, _ in pairs), only_tensors(pairs, "candidate")
+
+
+def _label(target: Target, name: str) -> str:
+    return f"saved.{name}" if name in target.saved else name
+
+
+def _copies(target: Target, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_label(target, n): t.detach().clone() for n, t in named.items()}
 
 
 def running_threads() -> int:
@@ -218,14 +289,15 @@ def unavailable_names(target: Target, supply: Mapping[str, object]) -> tuple[str
 
 def _backward(
     material: Material, target: Target, supply: Mapping[str, object], placed: Mapping[str, Tensor],
-    named: Mapping[str, Tensor], wanted: tuple[str, ...], number: int, results: PlainResults,
-) -> None:  # fmt: skip
+    named: Mapping[str, Tensor], wanted: tuple[str, ...], power: int = 0,
+) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:  # fmt: skip
+    """(output gradients, gradients); both are empty where no output can get one."""
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
         visible = {n: t for n, t in visible.items() if t.requires_grad}
     if not visible:
-        return
-    sent = {n: material.cotangent(n, t) for n, t in visible.items()}
+        return {}, {}
+    sent = {n: material.cotangent(n, t, power) for n, t in visible.items()}
     if target.backward == "auto":
         add_gradients(list(visible.values()), list(sent.values()))
         grads = {f"{n}.grad": placed[n].grad for n in wanted}
@@ -233,10 +305,10 @@ def _backward(
         names = {**supply, **named, **{f"grad_{n}": t for n, t in sent.items()}}
         result = target.bound("backward", names)(names)
         grads = {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
-    results.grads[number] = {n: _copy(g) for n, g in grads.items()}
+    copied = {n: _copy(g) for n, g in grads.items()}
     for name in wanted:
         placed[name].grad = None
-    results.cotangents[number] = sent
+    return sent, copied
 
 
 def _copy(grad: Tensor | None) -> Tensor | None:

@@ -50,6 +50,18 @@ class PlainBackward:
 
 
 @dataclass(frozen=True)
+class OpenGraphs:
+    """Forwards whose graphs are all open before the first backward runs, as where several losses are summed up.
+
+    graphs  (arguments, numbered as in `PlainCalls.schedule`, power of two that multiplies its output gradients)
+    order   of the backwards
+    """
+
+    graphs: tuple[tuple[int, int], ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class PlainCalls:
     """Calls as a user makes them: no guard bands, no poison, no dispatch mode, no stages; one tensor per input for all.
 
@@ -59,6 +71,8 @@ class PlainCalls:
     backward    the calls that also run the backward
     seconds     after which no further call starts
     watch       seconds for which the first results are watched afterwards; longer where threads were left running
+    open        graphs that are open together, after these calls (None: none)
+    shared      two inputs that are one tensor in a last call, and equal tensors in another one
     """
 
     others: tuple[Material, ...]
@@ -67,6 +81,17 @@ class PlainCalls:
     under: tuple[str, ...] = ()
     seconds: float = 0.1
     watch: float = 0.02
+    open: OpenGraphs | None = None
+    shared: tuple[str, ...] = ()
+
+
+@dataclass
+class OpenGraph:
+    """What one of `OpenGraphs` gave. sent: the outputs that got a gradient."""
+
+    outputs: dict[str, Tensor]
+    grads: dict[str, Tensor | None] = field(default_factory=dict)
+    sent: tuple[str, ...] = ()
 
 
 @dataclass
@@ -76,6 +101,8 @@ class PlainResults:
     inputs   as their memory holds them at the end, for whoever knows what it held before the last call
     late     (call, result) whose memory changed after the call
     threads  left running
+    open     of the open graphs, in the order of their forwards
+    shared   results for two inputs that are equal tensors, and for one tensor as both
     """
 
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
@@ -84,6 +111,8 @@ class PlainResults:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     late: list[tuple[int, str]] = field(default_factory=list)
     threads: int = 0
+    open: list[OpenGraph] = field(default_factory=list)
+    shared: list[dict[str, Tensor]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -228,8 +257,8 @@ class Material:
     def with_inputs(self, changed: Mapping[str, Tensor]) -> Material:
         return replace(self, inputs={**self.inputs, **changed})
 
-    def cotangent(self, name: str, like: Tensor) -> Tensor:
-        """N(0, 1) in the output's dtype, equal in every run and on every device."""
+    def cotangent(self, name: str, like: Tensor, power: int = 0) -> Tensor:
+        """2^power * N(0, 1) in the output's dtype, equal in every run and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
         drawn = torch.randn(like.shape, generator=generator).to(like.dtype)
-        return drawn.to(like.device, non_blocking=like.is_cuda)
+        return (drawn * 2.0**power if power else drawn).to(like.device, non_blocking=like.is_cuda)

@@ -2,7 +2,8 @@
 
 Finds what a run with guard bands hides: results kept by address, identity, shape or version of an input; the right
 result for the first calls only, or for calls that look like a check; writes after the return; results that are right
-only with gradients on or in the main thread, and gradients that are right only if every input wants one.
+only with gradients on or in the main thread, and gradients that are right only if every input wants one, if every
+backward follows its forward at once, or for output gradients of usual size.
 
 A case that is wrong already is not tried, unless its candidate is doubtful: the way it goes wrong may show a trick.
 """
@@ -24,6 +25,7 @@ from ..execute.records import (
     USUAL,
     CandidateRun,
     Material,
+    OpenGraphs,
     PlainBackward,
     PlainCalls,
     PlainResults,
@@ -33,7 +35,7 @@ from ..golden.golden_results import GoldenResults
 from ..judge.agreement import difference, same_bits
 from ..judge.examination import Examination
 from ..report.results import CERTAIN
-from . import decisions, values
+from . import decisions, scaling, values
 
 NAME = "calls"
 CALLS = 200  # as many as fit into the time that PlainCalls allows
@@ -41,6 +43,8 @@ _DRAWS = 2  # of numbers; the second is that of the probe of second calls, so th
 _DOUBTFUL_DRAWS = 8  # where a candidate may be right for most numbers only
 _LATER = (USUAL, NO_GRAD, INFERENCE, THREAD), (26, 3, 2, 1)  # how calls after the first ones run, and how often
 _LARGE = 1 << 20  # bytes of inputs from which two draws must do
+_OPEN_BYTES = 64 << 20  # of inputs up to which several graphs are open at once
+_POWER, _POWER_OF_HALF = 16, 4  # of two, times output gradients: a loss scale, and with minus a mean over many tokens
 
 
 def run(examination: Examination) -> None:
@@ -68,7 +72,8 @@ def run(examination: Examination) -> None:
     schedule += [order.randrange(len(materials)) for _ in range(CALLS - len(schedule))]
     under += [order.choices(*_LATER)[0] for _ in range(CALLS - len(under))]
     backward = _backwards(examination, [schedule.index(k) for k in draws_once], order)
-    plain = PlainCalls(others, tuple(schedule), backward, tuple(under))
+    graphs = _graphs(examination, [draws_once[0], *draws_once[1:3]], order) if size <= _OPEN_BYTES else None
+    plain = PlainCalls(others, tuple(schedule), backward, tuple(under), open=graphs, shared=_alike_inputs(examination))
     how = RunSettings(fresh=False, plain=plain)
     run = examination.execute(NAME, "plain calls", how, look=False)
     for number, name in () if run.plain is None else run.plain.late:
@@ -79,7 +84,43 @@ def run(examination: Examination) -> None:
     if run.plain.outputs:
         last = materials[plain.schedule[len(run.plain.outputs) - 1]]
         examination.look("plain calls", CandidateRun(changed=_changed(last, run.plain.inputs), phase="call"))
-    _judge(examination, materials, plain, run.names, run.plain)
+    references = _judge(examination, materials, plain, run.names, run.plain)
+    if graphs is not None and len(run.plain.open) == len(graphs.graphs):
+        _judge_open(examination, materials, graphs, run, references)
+    if len(run.plain.shared) == 2:
+        _judge_shared(examination, plain.shared, run.plain.shared)
+
+
+def _graphs(examination: Examination, draws: Sequence[int], order: random.Random) -> OpenGraphs | None:
+    """One graph for each draw, and two with large and small output gradients.
+
+    The draws and the order of the backwards are such that neither a stack nor a queue of saved tensors is right, and no
+    small ring of buffers, even though draws occur twice.
+    """
+    if examination.target.backward is None or not examination.target.wanted_grads(examination.material.inputs):
+        return None
+    tensors = (*examination.material.inputs.values(), *examination.first.outputs.values())
+    power = _POWER_OF_HALF if any(t.dtype == torch.float16 for t in tensors) else _POWER
+    graphs = (*((k, 0) for k in draws), (draws[-1], -power), (draws[:2][-1], power))
+    forwards = [which for which, _ in graphs]
+    stored = (forwards, forwards[::-1], [forwards[0], *forwards[:0:-1]])  # a queue, a stack, one with the call between
+    numbers = order.sample(range(len(graphs)), len(graphs))
+    while len(draws) > 1 and any([forwards[k] for k in numbers] == each for each in stored):
+        numbers = order.sample(range(len(graphs)), len(graphs))
+    return OpenGraphs(graphs, tuple(numbers))
+
+
+def _alike_inputs(examination: Examination) -> tuple[str, ...]:
+    """Two floating-point inputs that one tensor can be both of; () if there are none."""
+    target, inputs = examination.target, examination.material.inputs
+    if target.decisions:
+        return ()
+    names = [n for n, t in inputs.items() if t.is_floating_point() and t.numel() and n not in target.mutates]
+    for a, b in itertools.combinations(names, 2):
+        alike = inputs[a].shape == inputs[b].shape and inputs[a].dtype == inputs[b].dtype
+        if alike and examination.admits(examination.material.with_inputs({b: inputs[a]})):
+            return a, b
+    return ()
 
 
 def _changed(material: Material, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -124,8 +165,11 @@ def _alike(a: Material, b: Material) -> bool:
 def _judge(
     examination: Examination, materials: tuple[Material, ...], calls: PlainCalls, names: tuple[str, ...],
     plain: PlainResults,
-) -> None:  # fmt: skip
-    """Judges the first call of each draw by the golden, and all others by the first: usual ones before the unusual."""
+) -> dict[int, GoldenResults]:  # fmt: skip
+    """Judges the first call of each draw by the golden, and all others by the first: usual ones before the unusual.
+
+    Returns the golden's results of each draw.
+    """
     first: dict[int, int] = {}
     references: dict[int, GoldenResults] = {}
     wants = {b.number: b.wants for b in calls.backward}
@@ -157,6 +201,66 @@ def _judge(
             only_grads = all(f.tensor.endswith(".grad") for f in fresh)
             trick = _trick(examination, before, materials[which], number, {**outputs, **grads}, only_grads=only_grads)
             examination.findings[before:] = [replace(f, trick=trick) for f in fresh]
+    return references
+
+
+def _judge_open(
+    examination: Examination, materials: tuple[Material, ...], graphs: OpenGraphs, run: CandidateRun,
+    references: Mapping[int, GoldenResults],
+) -> None:  # fmt: skip
+    """Judges gradients of graphs that were open together. Those with scaled output gradients must scale with these.
+
+    Powers of two scale without rounding, so that equal bits need no golden; in all other cases the golden decides.
+    """
+    results = [] if run.plain is None else run.plain.open
+    usual = {which: graph for (which, power), graph in zip(graphs.graphs, results, strict=True) if not power}
+    turns = ", ".join(str(number + 1) for number in graphs.order)
+    for (which, power), graph in zip(graphs.graphs, results, strict=True):
+        scaled = {n: _times(g, power) for n, g in usual[which].grads.items()}
+        if (
+            power
+            and scaled.keys() == graph.grads.keys()
+            and all(same_bits(scaled[n], g) for n, g in graph.grads.items())
+        ):
+            continue
+        material = materials[which]
+        first = examination.first
+        now = CandidateRun(run.names, graph.outputs, graph.grads, stages=first.stages, saved=first.saved)
+        others = first.cotangents.keys() & graph.outputs.keys()
+        sent = dict.fromkeys((*graph.sent, *others))
+        now.cotangents = {n: material.cotangent(n, graph.outputs[n], power) for n in sent}
+        known = None if power or examination.target.decisions else references.get(which)
+        settled = known or decisions.settle(examination, now, examination.references(material, now))
+        label = (
+            f"output gradients times 2^{power}" if power else f"{len(results)} graphs, backwards in the order {turns}"
+        )
+        before = len(examination.findings)
+        values.judge(
+            examination, now, settled, NAME, label, noise=False, repeat=None,
+            skip=frozenset({*examination.bad, *graph.outputs}),
+        )  # fmt: skip
+        if power:  # where the golden in compute precision overflows, the candidate may, too
+            new = examination.findings[before:]
+            excused = {f.tensor for f in new if not scaling.honest_passes(examination, settled, f.tensor)}
+            examination.findings[before:] = [f for f in new if f.tensor not in excused]
+
+
+def _times(grad: Tensor | None, power: int) -> Tensor | None:
+    return grad if grad is None else grad * 2.0**power
+
+
+def _judge_shared(examination: Examination, names: tuple[str, ...], results: Sequence[Mapping[str, Tensor]]) -> None:
+    """Compares the results for one tensor as two arguments with those for two equal tensors."""
+    first, second = names
+    material = examination.material.with_inputs({second: examination.material.inputs[first]})
+    for name, tensor in results[1].items():
+        if name in examination.bad or same_bits(results[0].get(name), tensor):
+            continue
+        references = examination.references(material, CandidateRun(tuple(results[1]), dict(results[1])))
+        apart = difference(results[0].get(name), tensor, references.reference(name, "output"))
+        if not apart.legal:
+            text = f"one tensor as {first} and as {second} gives another result than two equal ones: {apart.text}"
+            examination.find(CERTAIN, NAME, name, text, kind="call_differs")
 
 
 def _trick(

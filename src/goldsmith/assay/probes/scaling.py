@@ -121,7 +121,7 @@ def _judge_changed(
             examination, run, reference, NAME, label, noise=noise, repeat=settings,
             skip=frozenset(examination.bad | open_ends), change=changed,
         )  # fmt: skip
-        excused = {n for n in failed if not _honest_passes(examination, reference, n)}
+        excused = {n for n in failed if not honest_passes(examination, reference, n)}
         stable = set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, run)}
         if noise:
             excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, run)}
@@ -170,7 +170,7 @@ def _errs_like_rerounded(reference: GoldenResults, name: str, run: CandidateRun)
     )  # false for NaN, which is no rounding
 
 
-def _honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
+def honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
     """Whether a plain run of the golden in compute precision is right for this result."""
     judged_against = reference.reference(name, "output", noise=False)
     runs = [run[name] for run in (reference.honest, reference.unmodified(False)) if name in run]

@@ -15,7 +15,17 @@ from ...declare.target import Target
 from ...execute import raised
 from ...execute.interpreter import Interpreted
 from ...execute.memory import Overrun
-from ...execute.records import CandidateRun, KeptInputs, Material, PlainBackward, PlainCalls, PlainResults, RunSettings
+from ...execute.records import (
+    CandidateRun,
+    KeptInputs,
+    Material,
+    OpenGraph,
+    OpenGraphs,
+    PlainBackward,
+    PlainCalls,
+    PlainResults,
+    RunSettings,
+)
 from .candidate_side import CandidateSide, Parts
 from .protocol import Malformed
 
@@ -39,7 +49,9 @@ def run_of(request: Mapping[str, Any], parts: Parts) -> tuple[Material, RunSetti
     if settings["plain"] is not None:
         others = tuple(Material(side, **m) for m in settings["plain"]["others"])
         backward = tuple(PlainBackward(**b) for b in settings["plain"]["backward"])
-        settings["plain"] = PlainCalls(**{**settings["plain"], "others": others, "backward": backward})
+        graphs = settings["plain"]["open"]
+        further = {"others": others, "backward": backward, "open": None if graphs is None else OpenGraphs(**graphs)}
+        settings["plain"] = PlainCalls(**{**settings["plain"], **further})
     return Material(side, **request["material"]), RunSettings(**settings)
 
 
@@ -88,6 +100,7 @@ def _settings(settings: RunSettings) -> dict[str, object]:
         data["plain"] = {f.name: getattr(settings.plain, f.name) for f in fields(settings.plain)}
         data["plain"]["others"] = [_material(m) for m in settings.plain.others]
         data["plain"]["backward"] = [asdict(b) for b in settings.plain.backward]
+        data["plain"]["open"] = None if settings.plain.open is None else asdict(settings.plain.open)
     return data
 
 
@@ -103,6 +116,7 @@ def results_to_data(run: CandidateRun) -> dict[str, object]:
         numbers = {key: number for number, key in enumerate(different)}
         data["plain"]["outputs"] = list(different.values())
         data["plain"]["calls"] = [numbers[id(outputs)] for outputs in run.plain.outputs]
+        data["plain"]["open"] = [vars(graph) for graph in run.plain.open]
     return data
 
 
@@ -167,6 +181,11 @@ def _plain(data: dict[str, Any]) -> PlainResults:
         inputs=_tensors(data["inputs"]),
         late=[(int(number), str(name)) for number, name in data["late"]],
         threads=int(data["threads"]),
+        open=[
+            OpenGraph(_tensors(g["outputs"]), _tensors(g["grads"], optional=True), tuple(_names(g["sent"])))
+            for g in data["open"]
+        ],
+        shared=[_tensors(outputs) for outputs in data["shared"]],
     )
 
 

@@ -1,0 +1,67 @@
+"""Plain calls find what is right only where each backward follows its forward, or where two inputs are two tensors."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+
+KEPT = []
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, way):
+        p = torch.softmax(x, -1)
+        ctx.p, ctx.way = p, way
+        if way in ("stack", "queue") and ctx.needs_input_grad[0]:
+            KEPT.append(p)
+            del KEPT[:-9]
+        return p.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        p = ctx.p
+        if ctx.way in ("stack", "queue"):
+            ctx.p = p = KEPT.pop(-1 if ctx.way == "stack" else 0)
+            ctx.way = ""
+        g = g.clamp(-1000, 1000) if ctx.way == "large" else g
+        gx = p * (g - (g * p).sum(-1, keepdim=True))
+        return gx * (ctx.way != "small" or float(g.abs().max()) > 1e-3), None
+
+
+@assay.case(T=[3], D=[6])
+def rows(make, T, D):
+    return {"x": make.normal(T, D)}
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def checked(candidate, golden, cases, **more):
+    return assay.check(assay.Target(candidate, golden, cases=cases, **more), probes="calls", raises=False)
+
+
+@pytest.mark.parametrize("way", ["stack", "queue", "large", "small", ""])
+def test_gradients_are_right_in_every_order_and_for_output_gradients_of_every_size(way):
+    KEPT.clear()
+    report = checked(lambda x: _Softmax.apply(x, way), softmax, rows)
+    assert report.ok == (not way), report
+    word = {"large": "times 2^16", "small": "times 2^-16"}.get(way, "in the order")
+    assert all(f.probe == "calls" for f in report.findings) and (not way or word in str(report)), report
+
+
+@assay.case(T=[4])
+def squares(make, T):
+    return {"a": make.normal(T, T), "b": make.normal(T, T)}
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_one_tensor_may_be_two_inputs(wrong):
+    def product(a, b):
+        return a.T @ a if wrong and a.data_ptr() == b.data_ptr() else a @ b
+
+    report = checked(product, lambda a, b: a @ b, squares, backward=None)
+    assert [f.text.partition(":")[0] for f in report.findings] == wrong * [
+        "one tensor as a and as b gives another result than two equal ones"
+    ]
