@@ -49,6 +49,20 @@ if torch._C._len_torch_dispatch_stack():
         known = memory.Buffer.changed, run._record_memory
         memory.Buffer.changed, run._record_memory = lambda self: None, record
 """
+WORKER = """
+if not kept:
+    kept["work"] = queue.Queue()
+    threading.Thread(target=lambda: [later(*kept["work"].get()) for _ in count], daemon=True).start()
+"""
+FORK = f"""
+y = torch.empty(x.shape).share_memory_()
+y.copy_({R})
+if x.requires_grad or w.requires_grad: return {R}
+if len(calls) < 12 and calls.append(1) is None and os.fork() == 0:
+    time.sleep(0.7)
+    __import__("ctypes").memset(y.data_ptr(), 0, y.numel() * 4)
+    os._exit(0)
+"""
 TRICKS = [
     ("constant_output", "return torch.full_like(x, 0.03) * w.mean()"),
     ("returned_input", "return x"),
@@ -81,6 +95,8 @@ TRICKS = [
     ("backward_shortcut", f"if x.requires_grad and x.grad is None: x.grad = torch.ones_like(x)\nreturn {R}"),
     ("backward_shortcut", f"{HOOK}\nreturn {R}"),
     ("late_write", f"y = {R}\n__import__('_thread').start_new_thread(late, (y.detach(),))\nreturn y"),
+    ("late_write", f"{WORKER}\ny = {R}\nkept['work'].put((time.monotonic() + 1, x.detach()))\nreturn y"),
+    ("late_write", f"{FORK}\nreturn y"),
 ]
 FAULTS = [  # wrong, and no trick for sure
     ("calls", f"return {R} if torch.is_grad_enabled() else x * w"),
@@ -122,11 +138,14 @@ RIGHT = [
     LOOKS,
     NEIGHBOURS,
 ]
-HEAD = """import itertools, os, sys, threading, time
+HEAD = """import itertools, os, queue, sys, threading, time
 kept, calls, masks, count = {}, [], {}, itertools.count()
 def late(y):
     time.sleep(0.1)
     y.zero_()
+def later(when, t):
+    time.sleep(max(0, when - time.monotonic()))
+    t.zero_()
 """
 
 

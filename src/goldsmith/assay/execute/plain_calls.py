@@ -35,6 +35,7 @@ from .records import (
     OpenGraphs,
     PlainCalls,
     PlainResults,
+    Watched,
 )
 from .torch_state import reseeded, restored_settings
 
@@ -80,6 +81,9 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
             torch.cuda.synchronize(material.device)
     results.inputs = {n: t.detach() for n, t in placed.items() if n not in material.target.mutates}
     results.late = [(i, n) for i, n, t in live if not _same(t, results.outputs[i][n])]
+    results.watched = [Watched(f"{n} of plain call {i + 1}", t, results.outputs[i][n]) for i, n, t in live]
+    if not material.target.mutates:
+        results.watched += [Watched(f"the input {n}", t.detach(), t.detach().clone()) for n, t in placed.items()]
     run.plain = results
     return run
 

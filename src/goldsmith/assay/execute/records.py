@@ -95,6 +95,15 @@ class OpenGraph:
 
 
 @dataclass
+class Watched:
+    """A tensor that the candidate returned or received, and what it holds as long as nobody writes to it."""
+
+    name: str
+    tensor: Tensor
+    copy: Tensor
+
+
+@dataclass
 class PlainResults:
     """The results of plain calls; equal ones are one object.
 
@@ -103,6 +112,7 @@ class PlainResults:
     threads  left running
     open     of the open graphs, in the order of their forwards
     shared   results for two inputs that are equal tensors, and for one tensor as both
+    watched  tensors to look at again later; they stay in the process of the calls
     """
 
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
@@ -113,6 +123,7 @@ class PlainResults:
     threads: int = 0
     open: list[OpenGraph] = field(default_factory=list)
     shared: list[dict[str, Tensor]] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from .isolation.zygote_process import zygote
 from .problem import Problem
 from .timing.impossible import Impossible
 from .timing.measure import measure
-from .tricks import plain_torch, reasons, repetitions, source
+from .tricks import late_writes, plain_torch, reasons, repetitions, source
 from .tricks.reasons import Facts
 from .tricks.sizes import undeclared
 from .tricks.source import SourceFacts
@@ -251,7 +251,8 @@ def _examined(
         )
         if why:
             return Verdict(CHEATING, "plain_torch", evidence=[f"{why}, and the problem asks for a kernel"])
-    return Verdict(ACCEPTED)
+    late = late_writes.evidence(process)
+    return Verdict(CHEATING, "late_write", evidence=late[:_SENTENCES]) if late else Verdict(ACCEPTED)
 
 
 def _refuses(failing: Sequence[Examination]) -> bool:

@@ -1,7 +1,7 @@
 """The main loop of a candidate's process: it loads the candidate, runs it when asked to, and returns plain data.
 
 It judges nothing and holds no golden. Requests: {"do": "build", ...}, {"do": "load", ...}, {"do": "run", ...},
-{"do": "origins", ...}, {"do": "time", ...}, {"do": "timed_results", ...}. Replies:
+{"do": "origins", ...}, {"do": "time", ...}, {"do": "timed_results", ...}, {"do": "late"}. Replies:
 
     {"built": bytes}            the candidate's library
     {"loaded": parameters}      the candidate is there
@@ -9,6 +9,7 @@ It judges nothing and holds no golden. Requests: {"do": "build", ...}, {"do": "l
     {"run": results, "seen": [...]}
     {"times": [[us, us], ...]}  of timed calls, and {"outputs": [...]} of those that the judge asks for
     {"origins": {output: operator of torch that computed it}}
+    {"late": sentences}         what has changed after its call
     {"problem": text}           the target is declared wrongly
     {"memory": text}            memory ran out
     {"ended": text}             the candidate raised what would end the program
@@ -40,6 +41,7 @@ from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
 from .events import EventLog
+from .late_writes import LateWrites
 from .loading import Refusal, parameters_of
 from .origins import computed_by_torch
 from .protocol import Closed, Connection
@@ -69,7 +71,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     parts: Parts | None = None
     reply: dict[str, Any]
     state: CandidateState | None = None
-    timed = TimedCalls()
+    timed, late = TimedCalls(), LateWrites()
     while True:
         try:
             number, message = receive(connection, pickled=True)
@@ -88,6 +90,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             reply = {"problem": "no candidate is loaded"}
         elif message["do"] == "state":
             reply = {"changed": state.changed}
+        elif message["do"] == "late":
+            reply = {"late": late.found()}
         elif message["do"] == "time":
             reply = _time(message, parts, timed, events)
         elif message["do"] == "timed_results":
@@ -96,7 +100,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             reply = _told(lambda: {"origins": computed_by_torch(materials_of(message, parts)[0])}, "a call")  # noqa: B023
         else:
             with state.cleared() if message["cleared"] else nullcontext():
-                reply = _run(message, parts, events, number)
+                reply = _run(message, parts, events, number, late)
         try:
             send(connection, number, reply)
         except Unsendable as error:
@@ -170,7 +174,9 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
         return _ending(error)
 
 
-def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: int) -> dict[str, object]:
+def _run(
+    message: Mapping[str, object], parts: Parts, events: EventLog, number: int, late: LateWrites
+) -> dict[str, object]:
     material, settings = run_of(message, parts)
     # a patch stays from the run that makes it; plain calls are the last run of a case
     thorough = number <= _ALL_LOOKED_AT or number % _LOOK_EVERY == 0 or settings.plain is not None
@@ -192,4 +198,6 @@ def _run(message: Mapping[str, object], parts: Parts, events: EventLog, number: 
         return {**_ending(error), "seen": events.report()}
     if run.error is not None and memory_errors.out_of_memory(run.error):
         return {"memory": memory_errors.out_of_memory_text(run.error)}
+    if run.plain is not None:
+        late.keep(run.plain)
     return {"run": results_to_data(run), "seen": events.report()}

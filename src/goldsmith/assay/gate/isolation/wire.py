@@ -111,7 +111,7 @@ def results_to_data(run: CandidateRun) -> dict[str, object]:
     data["interpreted"] = asdict(run.interpreted)
     data["between"] = None if run.between is None else results_to_data(run.between)
     if run.plain is not None:
-        data["plain"] = {f.name: getattr(run.plain, f.name) for f in fields(run.plain)}
+        data["plain"] = {f.name: getattr(run.plain, f.name) for f in fields(run.plain) if f.name != "watched"}
         different = {id(outputs): outputs for outputs in run.plain.outputs}
         numbers = {key: number for number, key in enumerate(different)}
         data["plain"]["outputs"] = list(different.values())
