@@ -121,7 +121,7 @@ def examine(
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if examinations:
                     break
-                label = _label(each, drawn, target, dtype)
+                label = label_of(each, drawn, target, dtype)
                 why = report.partial or (budget.spent_text if budget.spent else "")
                 if why:
                     _not_run(report, tally, why, label, drawn, selected, only_values, late=True)
@@ -188,7 +188,7 @@ def _dtypes(
     return [(d, False) for d in wanted] + extra
 
 
-def _label(case: Case, dtype: torch.dtype, target: Target, requested: torch.dtype | None) -> str:
+def label_of(case: Case, dtype: torch.dtype, target: Target, requested: torch.dtype | None) -> str:
     single = case.given or (len(target.dtypes) == 1 and requested in (None, dtype) and dtype == target.dtypes[0])
     return case.name if single else f"{case.name} {_spelt(dtype)}"
 
