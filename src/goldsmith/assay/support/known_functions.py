@@ -1,4 +1,7 @@
-"""KnownFunctions: the functions of torch, Python and the assay as they were, to see what a candidate has replaced."""
+"""KnownFunctions: the functions, classes, constants and modules of torch, Python and the assay as they were.
+
+They show what a candidate has replaced: the object behind a name, or the code or the defaults of a function.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,18 @@ from collections.abc import Iterator
 from operator import attrgetter, is_
 from typing import Any
 
+import torch
+
 _OURS = "goldsmith"
 _OWNERS = (
-    "torch", "torch.Tensor", "torch.nn.functional", "torch.autograd", "torch.cuda", "torch.testing", "torch.linalg",
+    "torch", "torch.Tensor", "torch.nn", "torch.utils._pytree", "sys", "operator", "functools", "itertools", "copy",
+    "torch.nn.functional", "torch.autograd", "torch.cuda", "torch.testing", "torch.linalg",
     "torch.utils._python_dispatch", "torch.autograd.Function", "torch.nn.Module", "time", "random", "builtins", "gc",
     "os", "threading", "socket.socket", "json", "struct", "math", "statistics", "inspect",
     "numpy", "numpy.testing",
 )  # fmt: skip
-_code_of = attrgetter("__code__")
+_CONSTANTS = (int, float, complex, str, bytes, torch.dtype, torch.layout, torch.memory_format, types.ModuleType)
+_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
 
 
@@ -30,13 +37,14 @@ class _Present:
         for owner, name in attributes:
             names.setdefault(id(owner), (vars(owner).get, []))[1].append(name)
         self.owners = [(get, known, list(map(get, known))) for get, known in names.values()]
-        self.functions, self.codes = [f for f, _ in functions], [code for _, code in functions]
+        self.functions = [f for f, _ in functions]
+        self.parts = [(attrgetter(name), [body[at] for _, body in functions]) for at, name in enumerate(_PARTS)]
         self.keys = [(vars(owner).keys(), set(vars(owner))) for owner in classes]
 
     def unchanged(self) -> bool:
         return (
             all(all(map(is_, map(get, names), values)) for get, names, values in self.owners)
-            and all(map(is_, map(_code_of, self.functions), self.codes))
+            and all(all(map(is_, map(get, self.functions), known)) for get, known in self.parts)
             and all(now == known for now, known in self.keys)
         )
 
@@ -46,10 +54,20 @@ class KnownFunctions:
 
     def __init__(self) -> None:
         self.functions = [
-            (owner, attribute, value, _code(value), f"{name}.{attribute}")
+            (owner, attribute, value, _body(value), f"{name}.{attribute}")
             for name, owner in _owners()
             for attribute, value in list(vars(owner).items())
-            if callable(value) or isinstance(value, staticmethod | classmethod | property)
+            if callable(value)
+            or isinstance(value, staticmethod | classmethod | property)
+            or name in _OWNERS
+            and isinstance(value, _CONSTANTS)
+            and not attribute.startswith("_")
+        ]
+        self.modules = _Modules()
+        self.functions += [
+            (self.modules, name, module, None, f"sys.modules[{name!r}]")
+            for name, module in list(sys.modules.items())
+            if name != "__main__"
         ]
         self.classes = [(name, owner, set(vars(owner))) for name, owner in _owners() if isinstance(owner, type)]
         self.present = self._present()
@@ -59,9 +77,11 @@ class KnownFunctions:
         if self.present.unchanged():
             return {}
         functions: dict[str, tuple[object, str]] = {}
-        for owner, attribute, value, code, name in self.functions:
+        for owner, attribute, value, body, name in self.functions:
             now = vars(owner).get(attribute)
-            if now is not value and not _of_a_library(now) or code is not None and _code(value) is not code:
+            if owner is self.modules and now is None:
+                continue  # it is imported again
+            if now is not value and not _of_a_library(now) or body is not None and not _same(_body(value), body):
                 functions[name] = owner, attribute
         for name, owner, attributes in self.classes:
             for attribute in vars(owner).keys() - attributes:
@@ -74,23 +94,30 @@ class KnownFunctions:
     def _present(self) -> _Present:
         return _Present(
             [(owner, attribute) for owner, attribute, *_ in self.functions],
-            [(getattr(value, "__func__", value), code) for _, _, value, code, _ in self.functions if code is not None],
+            [(getattr(value, "__func__", value), body) for _, _, value, body, _ in self.functions if body is not None],
             [owner for _, owner, _ in self.classes],
         )
 
     def restore(self, names: set[str]) -> None:
         """Puts back what these names stood for."""
-        before = {name: (owner, attribute, value, code) for owner, attribute, value, code, name in self.functions}
+        before = {name: (owner, attribute, value, body) for owner, attribute, value, body, name in self.functions}
         for name, (owner, attribute) in self.replaced().items():
             if name not in names:
                 continue
             if name not in before:  # it hid what a base class has
                 delattr(owner, attribute)
                 continue
-            _, _, value, code = before[name]
-            if code is not None:
-                getattr(value, "__func__", value).__code__ = code
+            _, _, value, body = before[name]
+            for part, known in zip(_PARTS, body or (), strict=False):
+                setattr(getattr(value, "__func__", value), part, known)
             setattr(owner, attribute, value)
+
+
+class _Modules:
+    """The modules of this process as attributes."""
+
+    def __init__(self) -> None:
+        self.__dict__ = sys.modules
 
 
 def _owners() -> Iterator[tuple[str, object]]:
@@ -109,13 +136,18 @@ def _owners() -> Iterator[tuple[str, object]]:
                     yield f"{name}.{attribute}", value
 
 
-def _code(value: object) -> Any:
-    """The code of a function or a method; None for what has none, such as a class or a C function."""
-    if isinstance(value, types.FunctionType):
-        return value.__code__
-    return getattr(getattr(value, "__func__", value), "__code__", None)
+def _body(value: object) -> tuple[Any, ...] | None:
+    """Code and defaults of a function or a method; None for what has none, such as a class or a C function."""
+    method = isinstance(value, staticmethod | classmethod | types.MethodType)
+    function: object = value.__func__ if method else value  # type: ignore[attr-defined]
+    return tuple(getattr(function, part) for part in _PARTS) if isinstance(function, types.FunctionType) else None
+
+
+def _same(now: tuple[Any, ...] | None, before: tuple[Any, ...]) -> bool:
+    return now is not None and all(map(is_, now, before))
 
 
 def _of_a_library(value: object) -> bool:
-    code = _code(value)
-    return code is not None and any(part in code.co_filename for part in _LIBRARIES)
+    body = _body(value)
+    file = vars(value).get("__file__") if isinstance(value, types.ModuleType) else body and body[0].co_filename
+    return isinstance(file, str) and any(part in file for part in _LIBRARIES)

@@ -11,7 +11,7 @@ wrong is decided elsewhere.
     ["thread"]                it started threads, or has some that run
     ["traced", call]          it asked Python to call it at the lines or calls of others
     ["patched", name]         it replaced a function or an operator of torch, a function of Python or of the judge
-    ["left", sentence]        a call left a setting of torch changed, or the random generator with another seed
+    ["left", sentence]        a call left a setting of torch or of the process changed, or a generator with another seed
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 
 from ...support.known_functions import KnownFunctions
 from ...support.known_operators import KnownOperators
+from .process_state import ProcessState
 
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
 _HELD_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes
@@ -56,7 +57,7 @@ class EventLog:
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
-        self.functions, self.operators = functions, KnownOperators()
+        self.functions, self.operators, self.state = functions, KnownOperators(), ProcessState()
         sys.addaudithook(self._hook)
 
     @contextmanager
@@ -67,6 +68,9 @@ class EventLog:
         before, are those of a compiler.
         """
         before = _left_running()
+        looks = thorough and not importing  # a source may change the settings of its process when it is imported
+        if looks:
+            self.state.begin()
         self.on, self.importing = True, importing
         try:
             yield
@@ -75,6 +79,7 @@ class EventLog:
             for name, now in _left_running().items():
                 if now != before[name]:
                     self._note("patched", name)
+            self.left(self.state.changed() if looks else ())
             for name in self.functions.replaced() if thorough else ():
                 self._note("patched", name)
             for name in self.operators.replaced() if thorough else ():
