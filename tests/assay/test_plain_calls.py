@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from goldsmith import assay
 
@@ -65,3 +66,11 @@ def test_one_tensor_may_be_two_inputs(wrong):
     assert [f.text.partition(":")[0] for f in report.findings] == wrong * [
         "one tensor as a and as b gives another result than two equal ones"
     ]
+
+
+def test_a_function_that_refuses_gradients_of_given_inputs_is_called_by_backward():
+    def candidate(x):
+        return checkpoint(lambda t: torch.softmax(t, -1), x.square(), use_reentrant=True) * 2
+
+    report = checked(candidate, lambda x: torch.softmax(x.square(), -1) * 2, rows)
+    assert report.ok, report

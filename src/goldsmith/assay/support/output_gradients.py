@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 
 class _Root(torch.autograd.Function):
@@ -33,7 +34,40 @@ def gradients_of(
 
     Raises RuntimeError if an output gradient has another shape than its result.
     """
-    return torch.autograd.grad(_root(results, sent), inputs, retain_graph=retain_graph, allow_unused=True)
+    root = _root(results, sent)
+    keep = retain_graph or _own_backward(root.grad_fn)
+    try:
+        return torch.autograd.grad(root, inputs, retain_graph=keep, allow_unused=True)
+    except RuntimeError as error:
+        if not keep or ".backward()" not in str(error):
+            raise
+    return _through_backward(root, inputs, keep)
+
+
+def _own_backward(node: Any) -> bool:
+    """Whether the graph holds an autograd.Function, which may refuse `torch.autograd.grad`, below its root."""
+    pending, seen = [n for n, _ in node.next_functions if n is not None], set[Any]()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, BackwardCFunction):
+            return True
+        if node not in seen:
+            seen.add(node)
+            pending += [n for n, _ in node.next_functions if n is not None]
+    return False
+
+
+def _through_backward(root: Tensor, inputs: Sequence[Tensor], keep: bool) -> tuple[Tensor | None, ...]:
+    """The same gradients by `.backward()`, as a reentrant checkpoint wants it; `.grad` of the inputs stays as it is."""
+    before = [t.grad for t in inputs]
+    for tensor in inputs:
+        tensor.retain_grad()
+        tensor.grad = None
+    root.backward(retain_graph=keep)
+    grads = tuple(t.grad for t in inputs)
+    for tensor, grad in zip(inputs, before, strict=True):
+        tensor.grad = grad
+    return grads
 
 
 def add_gradients(results: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
