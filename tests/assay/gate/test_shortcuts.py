@@ -1,5 +1,15 @@
 """The faster ways of the gate note the same evidence as the slow ones."""
 
+import gc
+import json
+import math
+import os
+import random
+import signal
+import sys
+import types
+
+import numpy
 import torch
 
 from assay.gate.problems import candidate, problem
@@ -7,6 +17,7 @@ from goldsmith.assay import gate
 from goldsmith.assay.execute.plain_calls import plain_calls
 from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults
 from goldsmith.assay.gate.isolation import wire
+from goldsmith.assay.gate.isolation.process_state import ProcessState
 from goldsmith.assay.gate.isolation.protocol import Malformed
 from goldsmith.assay.support.known_functions import KnownFunctions
 
@@ -40,15 +51,76 @@ def test_a_patch_is_found_after_a_library_has_replaced_a_function(monkeypatch):
     assert list(functions.replaced()) == ["torch.equal"]
 
 
-def test_new_code_of_an_old_function_is_found():
-    functions, clone = KnownFunctions(), torch.nn.functional.softmax
-    before = clone.__code__
-    clone.__code__ = (lambda input, dim=None, _stacklevel=3, dtype=None: input).__code__
-    try:
-        assert list(functions.replaced()) == ["torch.nn.functional.softmax"]
-    finally:
-        clone.__code__ = before
-    assert not functions.replaced()
+def test_every_kind_of_replacement_is_found_and_put_back(monkeypatch):
+    softmax = torch.nn.functional.softmax
+    other = (lambda input, dim=None, _stacklevel=3, dtype=None: input).__code__
+    for owner, name, value, shown in (
+        (softmax, "__code__", other, "torch.nn.functional.softmax"),
+        (softmax, "__defaults__", (None, 3, torch.float16), "torch.nn.functional.softmax"),
+        (softmax, "__kwdefaults__", {"dim": 0}, "torch.nn.functional.softmax"),
+        (torch.nn, "Linear", torch.nn.Identity, "torch.nn.Linear"),
+        (torch, "float", torch.float16, "torch.float"),
+        (math, "pi", 3.0, "math.pi"),
+    ):
+        functions = KnownFunctions()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            assert list(functions.replaced()) == [shown]
+            functions.restore({shown})
+            assert not functions.replaced()
+        assert not functions.replaced()
+    functions = KnownFunctions()
+    monkeypatch.setitem(sys.modules, "statistics", types.ModuleType("statistics"))
+    assert list(functions.replaced()) == ["sys.modules['statistics']"]
+
+
+def _signal():
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+CHANGES = [
+    ("the working folder", lambda: os.chdir("/")),
+    ("the environment has other values of HOME", lambda: os.environ.update(HOME="elsewhere")),
+    ("the handler of SIGUSR2", _signal),
+    ("the mask of file modes", lambda: os.umask(0o123)),
+    ("Python's recursion limit", lambda: sys.setrecursionlimit(5432)),
+    ("Python's garbage collection", gc.disable),
+    ("sys.meta_path", lambda: sys.meta_path.insert(0, type("Finder", (), {"find_spec": lambda *a: None})())),
+    ("NumPy's treatment of errors", lambda: numpy.seterr(all="ignore")),
+    ("Python's random generator", lambda: random.seed(1)),
+    ("NumPy's random generator", lambda: numpy.random.seed(1)),
+]
+
+
+def test_state_that_a_call_leaves_for_other_code_is_seen():
+    """In a child, because it changes what all tests share."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = []
+        for _, change in CHANGES:
+            state = ProcessState()
+            for _ in range(2):  # a generator's state shows a seed when it comes again
+                state.begin()
+                change()
+                sentences = state.changed()
+            found.append(sentences)
+        os.write(writing, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        found = json.load(pipe)
+    os.waitpid(child, 0)
+    for (name, _), sentences in zip(CHANGES, found, strict=True):
+        assert len(sentences) == 1 and sentences[0].startswith(name), (name, sentences)
+
+
+def test_numbers_that_a_call_draws_are_no_seed():
+    state = ProcessState()
+    for _ in range(3):
+        state.begin()
+        random.random(), numpy.random.random()
+        assert not state.changed()
 
 
 def test_equal_results_of_plain_calls_are_sent_once():

@@ -106,6 +106,8 @@ FAULTS = [  # wrong, and no trick for sure
     ("calls", f"if x.requires_grad and not w.requires_grad: x = x.detach()\nreturn {R}"),
     ("settings", f"torch.manual_seed(0)\nreturn {R}"),
     ("settings", f"y = {R}\ntorch.autocast('cpu', torch.bfloat16).__enter__()\nreturn y"),
+    ("settings", f"__import__('random').seed(1)\nreturn {R}"),
+    ("dtype", f"return ({R}).half()"),
 ]  # fmt: skip
 STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"
 NEIGHBOURS = f"""
@@ -129,11 +131,10 @@ with torch.autocast("cpu", enabled=False):
 """
 LOOKS = f"""
 looks = sys._getframe().f_code.co_name, __import__("inspect").stack(), sys.modules.get("numpy")
+sys.modules[__name__].calls.append(__import__("random").random())
 return len(looks) / 3 * {R}
 """
 RIGHT = [
-    f"return {R}",
-    f"return sys.modules[__name__].calls.append(1) or {R}",
     "return (x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
     LOOKS,
     NEIGHBOURS,
@@ -235,7 +236,6 @@ def test_sizes_that_are_no_multiple_of_what_the_declared_ones_have_in_common_are
             "",
             f"import torch\nfrom goldsmith.assay import stage\ndef candidate(x, w): return stage('y', {R})",
         ),
-        ("wrong", "values", "def candidate(x, w): return x.sigmoid() * w"),
     ],
 )
 def test_other_verdicts(status, reason, source):
