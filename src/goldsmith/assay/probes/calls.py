@@ -86,7 +86,7 @@ def run(examination: Examination) -> None:
         examination.look("plain calls", CandidateRun(changed=_changed(last, run.plain.inputs), phase="call"))
     references = _judge(examination, materials, plain, run.names, run.plain)
     if graphs is not None and len(run.plain.open) == len(graphs.graphs):
-        _judge_open(examination, materials, graphs, run, references)
+        _judge_open(examination, materials, graphs, run, references, schedule)
     if len(run.plain.shared) == 2:
         _judge_shared(examination, plain.shared, run.plain.shared)
 
@@ -206,22 +206,19 @@ def _judge(
 
 def _judge_open(
     examination: Examination, materials: tuple[Material, ...], graphs: OpenGraphs, run: CandidateRun,
-    references: Mapping[int, GoldenResults],
+    references: Mapping[int, GoldenResults], schedule: Sequence[int],
 ) -> None:  # fmt: skip
     """Judges gradients of graphs that were open together. Those with scaled output gradients must scale with these.
 
-    Powers of two scale without rounding, so that equal bits need no golden; in all other cases the golden decides.
+    Equal bits need no golden, neither as those of a plain call nor after a power of two, which scales without rounding.
     """
-    results = [] if run.plain is None else run.plain.open
-    usual = {which: graph for (which, power), graph in zip(graphs.graphs, results, strict=True) if not power}
+    plain = run.plain or PlainResults()
+    usual = {which: graph for (which, power), graph in zip(graphs.graphs, plain.open, strict=True) if not power}
     turns = ", ".join(str(number + 1) for number in graphs.order)
-    for (which, power), graph in zip(graphs.graphs, results, strict=True):
-        scaled = {n: _times(g, power) for n, g in usual[which].grads.items()}
-        if (
-            power
-            and scaled.keys() == graph.grads.keys()
-            and all(same_bits(scaled[n], g) for n, g in graph.grads.items())
-        ):
+    for (which, power), graph in zip(graphs.graphs, plain.open, strict=True):
+        before = usual[which].grads if power else plain.grads.get(schedule.index(which), {})
+        same = {n for n, g in graph.grads.items() if n in before and same_bits(_times(before[n], power), g)}
+        if len(same) == len(graph.grads):
             continue
         material = materials[which]
         first = examination.first
@@ -231,18 +228,16 @@ def _judge_open(
         now.cotangents = {n: material.cotangent(n, graph.outputs[n], power) for n in sent}
         known = None if power or examination.target.decisions else references.get(which)
         settled = known or decisions.settle(examination, now, examination.references(material, now))
-        label = (
-            f"output gradients times 2^{power}" if power else f"{len(results)} graphs, backwards in the order {turns}"
-        )
-        before = len(examination.findings)
+        label = f"output gradients times 2^{power}" if power else f"several graphs, backwards in the order {turns}"
+        count = len(examination.findings)
         values.judge(
             examination, now, settled, NAME, label, noise=False, repeat=None,
-            skip=frozenset({*examination.bad, *graph.outputs}),
+            skip=frozenset({*examination.bad, *graph.outputs, *same}),
         )  # fmt: skip
         if power:  # where the golden in compute precision overflows, the candidate may, too
-            new = examination.findings[before:]
+            new = examination.findings[count:]
             excused = {f.tensor for f in new if not scaling.honest_passes(examination, settled, f.tensor)}
-            examination.findings[before:] = [f for f in new if f.tensor not in excused]
+            examination.findings[count:] = [f for f in new if f.tensor not in excused]
 
 
 def _times(grad: Tensor | None, power: int) -> Tensor | None:

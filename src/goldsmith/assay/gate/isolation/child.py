@@ -47,7 +47,7 @@ from .origins import computed_by_torch
 from .protocol import Closed, Connection
 from .wire import materials_of, results_to_data, run_of
 
-_ALL_LOOKED_AT, _LOOK_EVERY = 3, 8  # requests, after which patches are looked for
+_ALL_LOOKED_AT, _LOOK_EVERY = 1, 16  # requests, after which patches are looked for
 _functions: list[KnownFunctions] = []  # as they were before the fork, where `prepare` has looked
 
 
