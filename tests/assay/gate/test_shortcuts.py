@@ -97,21 +97,21 @@ def test_state_that_a_call_leaves_for_other_code_is_seen():
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        found = []
+        changes = []
         for _, change in CHANGES:
             state = ProcessState()
             for _ in range(2):  # a generator's state shows a seed when it comes again
                 state.begin()
                 change()
                 sentences = state.changed()
-            found.append(sentences)
-        os.write(writing, json.dumps(found).encode())
+            changes.append(sentences)
+        os.write(writing, json.dumps(changes).encode())
         os._exit(0)
     os.close(writing)
     with open(reading) as pipe:
-        found = json.load(pipe)
+        changes = json.load(pipe)
     os.waitpid(child, 0)
-    for (name, _), sentences in zip(CHANGES, found, strict=True):
+    for (name, _), sentences in zip(CHANGES, changes, strict=True):
         assert len(sentences) == 1 and sentences[0].startswith(name), (name, sentences)
 
 

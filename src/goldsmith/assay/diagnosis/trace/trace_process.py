@@ -67,8 +67,9 @@ class _Sent(Material):
 
     sent: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def cotangent(self, name: str, like: Tensor) -> Tensor:
-        return self.sent[name].to(like.dtype) if name in self.sent else super().cotangent(name, like)
+    def cotangent(self, name: str, like: Tensor, power: int = 0) -> Tensor:
+        known = name in self.sent and not power
+        return self.sent[name].to(like.dtype) if known else super().cotangent(name, like, power)
 
 
 def _traced(message: Mapping[str, Any]) -> dict[str, Any]:

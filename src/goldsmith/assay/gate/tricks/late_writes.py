@@ -14,10 +14,10 @@ def evidence(process: CandidateProcess) -> list[str]:
     """Sentences about results and inputs that have changed; the last request to this process."""
 
     def read(reply: dict[str, Any]) -> list[str]:
-        found = reply.get("late")
-        if not isinstance(found, list) or not all(isinstance(sentence, str) for sentence in found):
+        sentences = reply.get("late")
+        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
             raise Malformed("a last look without sentences")
-        return [sentence[:300] for sentence in found]
+        return [sentence[:300] for sentence in sentences]
 
     calls = 1 + math.ceil(LATE / process.limits.seconds)
     return process.answer({"do": "late"}, "a last look at its results", read, calls=calls)
