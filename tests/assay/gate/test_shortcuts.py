@@ -17,8 +17,8 @@ from goldsmith.assay import gate
 from goldsmith.assay.execute.plain_calls import plain_calls
 from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults
 from goldsmith.assay.gate.isolation import wire
-from goldsmith.assay.gate.isolation.process_state import ProcessState
 from goldsmith.assay.gate.isolation.protocol import Malformed
+from goldsmith.assay.judge.process_state import ProcessState
 from goldsmith.assay.support.known_functions import KnownFunctions
 
 LATE_PATCH = """

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 
 import torch
 
+from ...judge.process_state import ProcessState
 from ...support.known_functions import KnownFunctions
 from ...support.known_operators import KnownOperators
-from .process_state import ProcessState
 
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
 _HELD_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes
