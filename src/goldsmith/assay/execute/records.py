@@ -125,6 +125,11 @@ class PlainResults:
     shared: list[dict[str, Tensor]] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
 
+    @property
+    def calls(self) -> int:
+        """How often the candidate was called; open graphs have one more call, without gradients."""
+        return len(self.outputs) + len(self.open) + bool(self.open) + len(self.shared)
+
 
 @dataclass(frozen=True)
 class RunSettings:

@@ -168,7 +168,7 @@ class Examination:
             run = execute(material, how)
         if how.plain is not None:
             self.candidate_runs -= 1
-            self.plain_calls += 0 if run.plain is None else len(run.plain.outputs)
+            self.plain_calls += 0 if run.plain is None else run.plain.calls
         if run.between is not None:
             self.candidate_runs += 1
             self._received("other inputs", run.between, look)
