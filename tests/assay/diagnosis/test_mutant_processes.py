@@ -1,6 +1,7 @@
 """Processes that try edits: two at once, and kernels that are rewritten for the interpreter once."""
 
 import importlib
+import socket
 import threading
 import time
 
@@ -8,6 +9,8 @@ import pytest
 
 from goldsmith.assay.diagnosis.source.children.alternating import alternating
 from goldsmith.assay.diagnosis.source.children.known_kernels import reuse_rewritten
+from goldsmith.assay.diagnosis.source.children.mutants import Mutants
+from goldsmith.assay.gate.isolation.protocol import NONCE_BYTES, Connection
 
 
 def test_two_makers_share_a_list_and_stop_with_their_reader():
@@ -40,6 +43,24 @@ def test_an_error_of_a_maker_reaches_the_reader():
 
     with pytest.raises(OSError, match="no process"):
         list(alternating([fails], [1]))
+
+
+class Ended:
+    def __init__(self):
+        self.connection, self.closed = Connection(socket.socket(), bytes(NONCE_BYTES)), False
+
+    def close(self):
+        self.connection.socket.close()
+        self.closed = True
+
+
+def test_a_process_that_ends_leaves_the_second_one_alone():
+    mutants, own = object.__new__(Mutants), Ended()
+    mutants.child, mutants.second, mutants.number, mutants.restarts = own, Ended(), 0, 0
+    assert mutants._asked({"do": "layouts"}, 1.0, bool) is None
+    assert own.closed and mutants.child is None and not mutants.second.closed
+    mutants.close()
+    assert mutants.second.closed
 
 
 KERNEL = """

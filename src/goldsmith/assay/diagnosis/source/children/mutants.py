@@ -102,11 +102,11 @@ class Mutants:
             for _ in batch:
                 yield _outcome(self._receive(seconds + _LATE))
         except TimeoutError:
-            self.close()
+            self._end()
             self.restarts += 1
             yield EditOutcome("slow")
         except (Closed, Malformed, OSError):
-            self.close()
+            self._end()
             self.restarts += 1
             yield EditOutcome(CRASHED)
 
@@ -160,7 +160,7 @@ class Mutants:
             send(self._connection, self.number, message, pickled=True)
             return read(self._receive(seconds))
         except (TimeoutError, Closed, Malformed, OSError):
-            self.close()
+            self._end()
             self.restarts += 1
             return None
 
@@ -203,7 +203,7 @@ class Mutants:
             self.known = self.known or reply.get("known")
             return _outcome(reply)
         except (TimeoutError, Closed, Malformed, OSError) as error:
-            self.close()
+            self._end()
             if not self.ends:
                 self.ends = True
                 return self._begin()
@@ -214,6 +214,10 @@ class Mutants:
     def close(self) -> None:
         if self.second is not None:
             self.second.close()
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the own process alone: the second one may be busy in another thread."""
         if self.child is not None:
             self.child.close()
             self.child = None
