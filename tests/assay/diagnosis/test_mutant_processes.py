@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from goldsmith.assay.diagnosis.source.children.alternating import alternating
 from goldsmith.assay.diagnosis.source.children.known_kernels import reuse_rewritten
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
+from goldsmith.assay.diagnosis.source.children.parallel_makers import alternating
 from goldsmith.assay.gate.isolation.protocol import NONCE_BYTES, Connection
 
 

@@ -191,7 +191,7 @@ def _one_tensor_for_two(material: Material, names: tuple[str, ...], results: Pla
         except Exception:
             if same:
                 raise
-            return
+            return  # it refuses equal tensors, too: nothing is left to compare
         results.shared.append(_copies(target, _named(target, supply, result)[1]))
 
 

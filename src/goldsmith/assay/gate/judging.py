@@ -36,7 +36,7 @@ from .isolation.loading import stand_in
 from .isolation.sandbox import FULL
 from .isolation.zygote_process import zygote
 from .problem import Problem
-from .timing.impossible import Impossible
+from .timing.impossibility import Impossible
 from .timing.measure import measure
 from .tricks import late_writes, narrow_results, plain_torch, reasons, repetitions, source
 from .tricks.reasons import Facts

@@ -30,7 +30,7 @@ from ...report.results import QUALITY
 from ..isolation.candidate_process import CandidateProcess
 from ..isolation.limits import processor_seconds
 from . import floors
-from .impossible import Impossible
+from .impossibility import Impossible
 from .requests import chained_calls, timed_calls
 from .timed_calls import DEVICE, WALL, TimedCalls
 from .verification import VERIFIED_BYTES, verify_calls, verify_chain

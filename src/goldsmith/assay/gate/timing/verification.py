@@ -15,7 +15,7 @@ from ...execute.records import CandidateRun, Material
 from ...judge.examination import Examination
 from ...probes import values
 from ..isolation.candidate_process import CandidateProcess
-from .impossible import Impossible
+from .impossibility import Impossible
 from .requests import timed_results
 from .timed_calls import next_salt, varied
 

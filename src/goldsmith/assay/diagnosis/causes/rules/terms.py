@@ -27,7 +27,7 @@ def _count(ratio: float, spread: float) -> int:
 
 
 def repeated_term(r: Reading) -> Match | None:
-    """The whole result several times."""
+    """The result is the right one times a whole number."""
     ratio = r.ratio()
     times = 0 if ratio is None else _count(ratio.ratio, ratio.spread)
     if ratio is None or not times:

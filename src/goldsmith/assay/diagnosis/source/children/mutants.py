@@ -15,9 +15,9 @@ from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.protocol import Closed, Connection, Malformed
 from ..edits.edits import Edit
 from ..reading.candidate_source import CandidateSource, NoSource
-from .alternating import alternating
 from .child import Child, NoAnswer
 from .launches import Launch
+from .parallel_makers import alternating
 
 T = TypeVar("T")
 CRASHED = "crashed"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-Misfit = tuple[str, int, str]  # function, position of the input, in what its gradient differs from it
+Misfit = tuple[str, int, str]  # (function, position of an input, "shape" or "dtype": what its gradient has otherwise)
 Call = Callable[..., object]
 
 

@@ -1,4 +1,4 @@
-"""alternating: results of two makers that work at the same time on the parts of one list."""
+"""parallel_makers: `alternating` gives the results of makers that share a list, each in a thread of its own."""
 
 from __future__ import annotations
 
