@@ -23,6 +23,7 @@ NO_MEMORY = [
     (torch.OutOfMemoryError(CUDA_TEXT), "out of memory, 514.00 MiB more were needed"),
     (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), "out of memory, 8000 bytes more were needed"),
     (MemoryError(), "out of memory"),
+    (torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"), "out of memory"),
 ]
 
 
@@ -40,7 +41,7 @@ def short_of(error, fn, when=lambda x: True):
     return limited
 
 
-@pytest.mark.parametrize("error, message", NO_MEMORY, ids=["container", "card", "cpu", "numpy"])
+@pytest.mark.parametrize("error, message", NO_MEMORY, ids=["container", "card", "cpu", "numpy", "driver"])
 @pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
 def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, message):
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum

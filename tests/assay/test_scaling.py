@@ -227,6 +227,32 @@ def test_results_after_an_overflowing_store_are_not_judged():
     assert report.ok and "compute_range" in {n.id for n in report.notes}, str(report)
 
 
+def test_an_overflowing_store_is_no_reason_why_another_result_differs():
+    """Of two numbers of some thousands y overflows, so that r is 0; that is no influence of columns that are padded."""
+
+    @assay.case(T=[3], D=[5])
+    def weighted(make, T, D):
+        return {"x": make.normal(T, D), "w": make.normal(T)}
+
+    def golden(x, w):
+        y = x * w.unsqueeze(-1)
+        return y, torch.rsqrt(y.square().mean(-1) + 1e-6)
+
+    def padded(x, w, beside=None):
+        y = (torch.nn.functional.pad(x, (0, 3)).float() * w.float().unsqueeze(-1)).to(x.dtype)
+        squares = y.float().square().sum(-1) + (0 if beside is None else beside - 0.5 * beside)
+        return y[:, :5].contiguous(), torch.rsqrt(squares / 5 + 1e-6)
+
+    def reading(x, w):
+        return padded(x, w, (w.float().abs().roll(1) - 8).clamp(min=0))
+
+    options = {"cases": weighted, "dtypes": (torch.float16,), "outputs": ("y", "r"), "backward": None}
+    report = assay.check(assay.Target(padded, golden, **options), probes="scaling", raises=False)
+    assert report.ok and "nan_spread" in {n.id for n in report.notes}, str(report)
+    report = assay.check(assay.Target(reading, golden, **options), probes="scaling", raises=False)
+    assert "nonfinite_leak" in {f.kind for f in report.findings}, str(report)
+
+
 def test_a_refused_value_is_a_note():
     def kernel(x, w):
         if not bool(torch.isfinite(x).all()):

@@ -125,7 +125,8 @@ def verify(
         bool,
         typer.Option(
             "--thorough",
-            help="Run every case in every dtype with every probe. Large cases have every probe in two dtypes only.",
+            help="Run every case in every dtype with every probe. Large cases have every probe in two dtypes only, and "
+            "on a GPU the reference in one.",
         ),
     ] = False,
     jobs: Annotated[

@@ -133,7 +133,7 @@ def _changed(material: Material, inputs: Mapping[str, Tensor]) -> dict[str, Tens
         if now is None or now.shape != sent.shape or now.dtype != sent.dtype:
             masks[name] = torch.ones(sent.shape, dtype=torch.bool)
             continue
-        rows = [t.reshape(-1).view(torch.uint8).view(-1, t.element_size()) for t in (now, sent)]
+        rows = [t.contiguous().reshape(-1).view(torch.uint8).view(-1, t.element_size()) for t in (now, sent)]
         if not torch.equal(*rows):
             masks[name] = (rows[0] != rows[1]).any(-1).view(sent.shape)
     return masks

@@ -8,6 +8,7 @@ Another hint follows an error as large as another formula's rounding: a golden b
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from ..judge import ladder
 from ..judge.examination import Examination
 from ..judge.hint import Hint
 from ..noise import formula_rounding
+from ..report.results import Finding
 from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -50,6 +52,15 @@ def hint(
     if not phrase.text and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return Hint(OUT_OF_RANGE)
     return phrase
+
+
+def all_added(
+    examination: Examination, run: CandidateRun, reference: GoldenResults, findings: Sequence[Finding], *, scaled: bool
+) -> list[Finding]:
+    """Findings on results of one run, with their hints."""
+    results = {n: (k, t) for n, k, t in run.results()}
+    found = [(f, *results.get(f.tensor, ("output", None))) for f in findings]
+    return [hint(examination, run, reference, f.tensor, k, t, scaled=scaled).added(f) for f, k, t in found]
 
 
 def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:

@@ -23,7 +23,7 @@ from ..golden.kinks import binary
 from ..judge import ladder
 from ..judge.examination import Examination
 from ..report.results import CERTAIN
-from . import decisions, reach, scaling_exact, values
+from . import decisions, hints, reach, scaling_exact, values
 from .layouts import REFUSALS
 from .slices import changeable, far, own_decisions
 
@@ -113,15 +113,16 @@ def _judge_changed(
         return run, None
     reference = decisions.settle(examination, run, examination.references(material, run))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
-    if reference.read_back is not None and any(_overflows(reference, n) for n in run.outputs):
-        open_ends |= {n for n in reference.bounded if n.endswith(".grad")}  # a backward may read the overflowed output
+    overflowing = [] if reference.read_back is None else [n for n in run.outputs if _overflows(reference, n)]
+    # what is computed later may read such an output as it is stored
+    later = set(reference.order[min(map(reference.order.index, overflowing)) + 1 :]) if overflowing else set()
     findings_before, maps_before = list(examination.findings), dict(examination.maps)
     try:
         failed = values.judge(
             examination, run, reference, NAME, label, noise=noise, repeat=settings,
-            skip=frozenset(examination.bad | open_ends), change=changed,
+            skip=frozenset(examination.bad | open_ends), change=changed, hinted=False,
         )  # fmt: skip
-        excused = {n for n in failed if not honest_passes(examination, reference, n)}
+        excused = {n for n in failed if n in later or not honest_passes(examination, reference, n)}
         stable = set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, run)}
         if noise:
             excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, run)}
@@ -135,10 +136,12 @@ def _judge_changed(
     # Cancellation in gradients depends on the formula: dy * y instead of p * dp is legal, and rounds more.
     within_bounds = remaining - certain if noise and all(n.endswith(".grad") for n in remaining) else set()
     remaining = excused | steep | stable | within_bounds
-    examination.findings = findings_before + [f for f in new if f.tensor not in remaining]
+    kept = [f for f in new if f.tensor not in remaining]
+    examination.findings = findings_before + hints.all_added(examination, run, reference, kept, scaled=True)
     examination.maps = maps_before | {k: m for k, m in examination.maps.items() if m.tensor not in remaining}
     for names, reason in (
-        (excused, "the golden in compute precision exceeds its own bounds"),
+        (excused & later, "an output that it may be computed from overflows"),
+        (excused - later, "the golden in compute precision exceeds its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
         (stable, reach.RIGHT_NEARBY),
         (within_bounds, "within what rounding allows, outside the noise of the golden's own formula"),
@@ -276,12 +279,15 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
     def changed(times: float) -> Material:
         return _planted(examination, _changed_elements(examination), None, times)
 
-    material = changed(1.0)
-    run = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
-    actual = {n: t for n, _, t in run.results()}.get(name)
-    if run.error is not None or actual is None or actual.shape != mask.shape:
-        return torch.zeros_like(mask)
-    references = examination.references(material, run, own_decisions(examination, run))
+    for times in reach.SIZES:
+        material = changed(times)
+        run = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
+        actual = {n: t for n, _, t in run.results()}.get(name)
+        if run.error is not None or actual is None or actual.shape != mask.shape:
+            return torch.zeros_like(mask)
+        references = examination.references(material, run, own_decisions(examination, run))
+        if _can_be_stored(references):
+            break  # otherwise an overflow of one result may be why another differs
     # in the golden, the changed element does not influence these
     unmoved = mask & (references.values[name] == examination.ref.values[name])
     wrong = torch.zeros_like(mask)
@@ -291,6 +297,15 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
         differs = mask & ~unmoved & reach.off_golden(examination, name, actual, references)
         wrong = wrong | reach.off_kinks(examination, name, differs, references)
     return wrong
+
+
+def _can_be_stored(golden: GoldenResults) -> bool:
+    """Whether no result of the golden overflows in the dtype that it is stored in."""
+    return all(
+        bool((value.abs() <= torch.finfo(golden.stores[name]).max).all())
+        for name, value in golden.values.items()
+        if name in golden.stores and golden.stores[name].is_floating_point
+    )
 
 
 def _report_swallowed(

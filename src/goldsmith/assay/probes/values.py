@@ -85,11 +85,13 @@ def judge(
     repeat: RunSettings | None,
     skip: frozenset[str] = frozenset(),
     change: Callable[[Material], Material] | None = None,
+    hinted: bool = True,
 ) -> set[str]:
     """Judge every result of a run by the ladder; returns the names that fail, and records those of the first run.
 
     repeat: settings for a fresh seed that confirms an alarm; None: only certain findings count.
     change: what this run did to its input values; the fresh seed's inputs get the same change.
+    hinted: whether findings get their hints, each of which takes several runs of the golden.
     """
     decided = set(examination.target.decisions)
     actual = {n: (k, t) for n, k, t in run.results()}
@@ -128,8 +130,8 @@ def judge(
             tensor, excused = _other_side(examination, reference, name, tensor, against)
             if excused:
                 judgement, gross = look(name, tensor, against, confirm)
-        if gross is not None or not judgement.ok:
-            hint = hints.hint(examination, run, reference, name, kind, tensor, scaled=probe == "scaling")
+        if hinted and (gross is not None or not judgement.ok):
+            hint = hints.hint(examination, run, reference, name, kind, tensor, scaled=False)
             judgement.findings = [hint.added(f) for f in judgement.findings]
             gross = gross if gross is None else hint.added(gross)
         if label != "values":

@@ -13,6 +13,7 @@ _ON_A_CPU = "DefaultCPUAllocator"  # part of the RuntimeError that torch raises 
 # Parts of the RuntimeError that torch raises on a GPU where it cannot ask the driver for the list of processes which
 # its text of an out-of-memory error has, as in a container without NVML
 _WITHOUT_NVML = ("nvmlInit", "CUDACachingAllocator")
+_OF_CUDA = "CUDA error: out of memory"  # part of it where CUDA itself needs memory, as for a kernel's code or stack
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -25,8 +26,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def of_a_gpu(error: BaseException | None) -> bool:
     """Whether a GPU's memory ran out, which other processes use too: no evidence about the candidate."""
+    text = str(error)
     return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and all(part in str(error) for part in _WITHOUT_NVML)
+        isinstance(error, RuntimeError) and (_OF_CUDA in text or all(part in text for part in _WITHOUT_NVML))
     )
 
 
