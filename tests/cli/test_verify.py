@@ -298,7 +298,7 @@ def test_cases_keep_their_order_whatever_worker_finishes_first():
     assert check.report().cases == ["a", "b", "c", "d"]
 
 
-def test_the_costliest_operator_begins_first_and_two_operators_do_not_go_through_their_cases_in_step():
+def test_large_cases_begin_first_then_the_costliest_operator_and_two_operators_do_not_go_through_their_cases_in_step():
     def jobs(check, dtype, costs):
         return [{"check": check, "dtype": dtype, "case": str(k), "cost": cost} for k, cost in enumerate(costs)]
 
@@ -306,7 +306,8 @@ def test_the_costliest_operator_begins_first_and_two_operators_do_not_go_through
     listed = [*jobs(0, "float32", small[:2]), *jobs(1, "float32", [*small, 5.0]), *jobs(2, "float32", [*small, 5.0])]
     ordered = command.costliest_first(listed)
     assert ordered == command.costliest_first(listed) and len(ordered) == len(listed)
-    assert [job["check"] for job in ordered] == [1] * 7 + [2] * 7 + [0] * 2
+    assert [job["check"] for job in ordered] == [1, 2, *[1] * 6, *[2] * 6, *[0] * 2]
+    assert len({command._group(job) for job in ordered[:3]}) == 3 and command._group(ordered[3]) == (1, "float32", "")
     first, second = ([job["case"] for job in ordered if job["check"] == check] for check in (1, 2))
     assert first[0] == second[0] == "6" and first != second
 

@@ -29,8 +29,8 @@ from .slices import results, run_changed
 
 # Multiples of the large numbers: both signs, since a comparison lets only one pass; small ones as well, since a large
 # one saturates a softmax, and its own rounding hides small effects.
-SIZES = (1.0, 0.01)
-FACTORS = (1.0, -1.0, 0.01, -0.01)
+SMALL = 0.01
+FACTORS = (1.0, -1.0, SMALL, -SMALL)
 _STEPS, _CLOSE = 100.0, 0.1  # numbers down to this part are tried, until two of them are this close
 _DRAWS = 4
 RIGHT_NEARBY = "right for inputs that are off by one rounding of the largest input"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..workers.messages import CheckRequest, ListRequest
     from .checks import Check
 
-LARGE = 3.0  # estimated seconds of a case that comes before its group's others
+LARGE = 3.0  # estimated seconds of a case that comes before small ones
 WORTH_A_WORKER = 10.0  # estimated seconds of cases for which another worker starts CUDA
 INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
 
@@ -241,23 +241,25 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
                 progress.finished(check, job["cost"], f"{outcome.checks[now['check']].name}: {now['case']}")
 
 
-def _group(job: CheckRequest) -> tuple[int, str]:
-    """Jobs of one group use the same compiled kernels."""
-    return job["check"], job["dtype"]
+def _group(job: CheckRequest) -> tuple[int, str, str]:
+    """Jobs of one group use the same compiled kernels. A large case has its own, and takes as long as many small ones:
+    it is a group of its own, so that no worker has to go through all of an operator's.
+    """
+    return job["check"], job["dtype"], job["case"] if job["cost"] >= LARGE else ""
 
 
 def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
-    """The costliest groups first, each from its large cases on: a long job begun last would run alone at the end.
+    """Large cases first, then the costliest groups: a long job begun last would run alone at the end.
 
     The other jobs come in an order of their group's own. Operators of one family have the same cases and share kernels;
     workers that went through them in step would wait for each other's compiles (see ../workers/compile_locks.py).
     """
-    costs: dict[tuple[int, str], float] = {}
+    costs: dict[tuple[int, str, str], float] = {}
     for job in jobs:
         costs[_group(job)] = costs.get(_group(job), 0.0) + job["cost"]
     shuffled = {group: random.Random(str(group)) for group in costs}
     return sorted(
-        jobs, key=lambda job: (-costs[_group(job)], _group(job), job["cost"] < LARGE, shuffled[_group(job)].random())
+        jobs, key=lambda job: (job["cost"] < LARGE, -costs[_group(job)], _group(job), shuffled[_group(job)].random())
     )
 
 
