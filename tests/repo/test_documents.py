@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,10 +58,11 @@ def test_every_name_that_a_document_mentions_exists(document):
         assert hasattr(module, name) or f"{package}.{name}" in MODULES, f"goldsmith.{package} has no {name}"
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_examples_in_docstrings_give_what_they_show(name):
+def test_examples_in_docstrings_give_what_they_show():
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    assert doctest.testmod(importlib.import_module(name), optionflags=flags).failed == 0
+    for module in map(importlib.import_module, modules()):
+        if ">>>" in Path(module.__file__).read_text():  # doctest takes 20 ms to see that a module has no example
+            assert doctest.testmod(module, optionflags=flags).failed == 0, module.__name__
 
 
 def test_the_page_of_environment_variables_lists_those_that_the_source_reads():
