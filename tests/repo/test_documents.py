@@ -17,17 +17,10 @@ from repo.tree import ROOT, files, shown
 
 DOCUMENTS = files(".md")
 HAS_GPU = torch.cuda.is_available()
-# These and wrong-gradient.md take a minute of CPU time together; by their names all three would run on one day.
-TURNS = {"README.md": 4, "docs/train-with.md": 0}
 
 
-def todays(document):
-    name = shown(document)
-    turn = pytest.mark.sweep(5, part=TURNS[name]) if name in TURNS else pytest.mark.sweep(5)
-    return pytest.param(document, id=name, marks=turn)
-
-
-@pytest.mark.parametrize("document", [todays(document) for document in DOCUMENTS])
+@pytest.mark.sweep(8)  # README.md, train-with.md and wrong-gradient.md take a minute together: not all on one day
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
 def test_every_block_of_a_document_runs_and_prints_what_it_shows(document, tmp_path):
     # a process of its own: documents register operators and set what is read at import
     command = [sys.executable, str(ROOT / "tests/repo/markdown.py"), str(document), *(["--gpu"] if HAS_GPU else [])]
