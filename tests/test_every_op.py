@@ -15,7 +15,7 @@ OPS = Op.all()
 SMALL = [(op, case) for op in OPS.values() for case in op.cases if "large" not in case.tags]
 LARGE = [(op, case) for op in OPS.values() for case in op.cases if "large" in case.tags]
 USUAL = [(op, op.cases[1]) for op in OPS.values()]  # the second case: one token, or the published sizes
-SWEEP = pytest.mark.sweep(6)  # `goldsmith verify`, and with it `make`, checks all cases
+SWEEP = pytest.mark.sweep(10)  # `goldsmith verify`, and with it `make`, checks all cases
 DIFFERENTIABLE = [(op, case) for op, case in USUAL if op.grads]
 
 
@@ -116,6 +116,7 @@ def test_opcheck_finds_nothing(op, case):
     torch.library.opcheck(op._custom, (*tensors, *(options[o] for o in op.options), "reference"))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op, case", SMALL, ids=ids(SMALL))
 def test_fakes_match_the_results_of_the_reference(op, case):
     tensors, options = drawn(op, case)
@@ -128,6 +129,7 @@ def test_fakes_match_the_results_of_the_reference(op, case):
         assert facts[0] == facts[1], name
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("op, case", SMALL, ids=ids(SMALL))
 def test_without_gradients_the_result_is_the_same_bit_for_bit(op, case):
     if not op.grads:

@@ -259,6 +259,7 @@ def losses():
     yield "hardswish", hardswish, clipped
 
 
+@pytest.mark.sweep(3)
 @BOTH
 @SEEDS
 @pytest.mark.parametrize(

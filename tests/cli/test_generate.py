@@ -365,7 +365,7 @@ def test_a_full_disk_at_the_end_loses_no_text(model, option):
     assert len(json.loads(done.stdout)["outputs"][0]["tokens"]) == STEPS
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @needs_a_full_disk
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def bits(made, inputs=None):
         return made(hyper_models.ids() if inputs is None else inputs, use_cache=False).logits
 
 
+@pytest.mark.sweep(2)
 @FAMILIES
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

@@ -31,7 +31,7 @@ def test_a_model_with_a_peculiarity_is_equal_in_all_four(name):
     assert [row[column] for column in coverage.COLUMNS] == ["equal"] * 4, row
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", sorted(set(TYPES) - set(ALWAYS)))
 def test_a_model_agrees_with_the_table(name):
     check(coverage.coverage([name]))

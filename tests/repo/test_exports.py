@@ -47,6 +47,5 @@ def test_names_that_a_package_lists_are_those_that_dir_shows():
     assert set(goldsmith.__all__) == set(dir(goldsmith))
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_every_module_can_be_imported_and_has_a_docstring(name):
-    assert importlib.import_module(name).__doc__
+def test_every_module_can_be_imported_and_has_a_docstring():
+    assert [name for name in modules() if not importlib.import_module(name).__doc__] == []

@@ -59,6 +59,7 @@ def strategy_target(case, strategy):
     return assay.Target(_named(candidate), _named(golden), cases=[case], grads=grads)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_every_strategy_computes_every_case(case, strategy):

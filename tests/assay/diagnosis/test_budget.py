@@ -9,7 +9,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis import driver
 from goldsmith.assay.support import deadline
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 INPUTS = {"x": torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), "w": torch.ones(40, 40)}
 HONEST = "honest runs of the golden in other orders, so only CERTAIN findings are possible"

@@ -9,7 +9,7 @@ from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden
 from goldsmith import assay
 from goldsmith.assay.diagnosis.driver import diagnose
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @pytest.mark.parametrize(

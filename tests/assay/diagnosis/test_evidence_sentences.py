@@ -18,7 +18,7 @@ from goldsmith.assay.diagnosis.report.open_questions import open_questions
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def target(candidate, golden, inputs, **more):

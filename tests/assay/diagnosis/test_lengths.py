@@ -5,7 +5,7 @@ import torch
 
 from goldsmith import assay
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 BLOCK = 4
 

@@ -16,7 +16,7 @@ from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, RunFac
 from goldsmith.assay.report.results import Finding, Location
 from goldsmith.assay.support.candidate_state import CandidateState
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def first(diagnosis):

@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.influence import influence
 from goldsmith.assay.diagnosis.experiments.missing_slices import examine_missing
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 BLOCK = 4
 

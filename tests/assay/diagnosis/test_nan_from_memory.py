@@ -7,7 +7,7 @@ import torch
 
 from goldsmith import assay
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(T=[6], D=[20], E=[12])

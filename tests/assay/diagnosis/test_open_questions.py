@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, OBSERVED, Evidence, StageState, WhatIf
 from goldsmith.assay.diagnosis.report.open_questions import open_questions
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def evidence(state=CULPRIT, **more):

@@ -131,6 +131,7 @@ def failing(target):
     return examinations
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
     text, right, wrong = FAULTS[kind]
@@ -304,7 +305,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.source import search
 import kernels
 
-search._EQUALS = {EQUALS}
+search._EQUALS, search._PROCESSES = {EQUALS}, 1
 
 print("begun", flush=True)
 target = assay.Target(kernels.Scan.apply, kernels.golden, cases=kernels.tokens)

@@ -15,7 +15,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.report import page as diagnosis_page
 from goldsmith.assay.diagnosis.report import replay_command
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 MODULE = """

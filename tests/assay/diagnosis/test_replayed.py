@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis.graph.recording import Listening
 from goldsmith.assay.diagnosis.graph.replay import Unknown, taped
 from goldsmith.assay.diagnosis.whatif.change import with_result
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(T=[5], D=[6], E=[3])

@@ -8,7 +8,7 @@ from goldsmith.assay.declare.case import given
 from goldsmith.assay.diagnosis.shrink.steps import shrink
 from goldsmith.core.tracing import TargetError
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(T=[5], D=[100], flag=[True], mode=["a"])

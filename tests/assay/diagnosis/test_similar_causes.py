@@ -8,7 +8,7 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def failing_diagnosis(kernel, golden, cases, **declared):

@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis import collect
 from goldsmith.assay.diagnosis.shrink import smallest_case
 from goldsmith.assay.diagnosis.shrink.steps import shrink
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(T=[4], D=[8])

@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.runs import OTHERS, facts
 from goldsmith.assay.diagnosis.facts.evidence import RunFact
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(B=[4], L=[9])

@@ -11,7 +11,7 @@ from goldsmith.assay.diagnosis.driver import diagnose
 from goldsmith.assay.diagnosis.experiments.isolate import named
 from goldsmith.assay.diagnosis.whatif import explain
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(T=[7], D=[21])

@@ -6,7 +6,7 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(N=[40], S=[37], F=[3])

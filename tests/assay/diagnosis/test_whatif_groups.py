@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis.whatif import offers, search
 from goldsmith.assay.diagnosis.whatif.engine import Search
 from goldsmith.assay.execute import hooks
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 _MOST = 300  # runs of the candidate that a diagnosis may use
 

@@ -9,7 +9,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.facts import numbers
 from goldsmith.assay.diagnosis.facts.patterns import patterns
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def diagnosed(kernel, golden, cases, **more):

@@ -9,7 +9,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.influence import influence
 from goldsmith.assay.diagnosis.whatif import explain
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def best(kernel, golden, cases, tensor="y"):

@@ -15,7 +15,7 @@ from goldsmith.assay.diagnosis.experiments.isolate import order
 from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import QUICK as PROBES
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 QUICK = frozenset(PROBES)
 

@@ -8,7 +8,7 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 def best(target, tensor):

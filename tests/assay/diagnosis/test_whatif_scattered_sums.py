@@ -6,7 +6,7 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 # a weighted histogram, which the golden writes as a product with one-hot rows
 

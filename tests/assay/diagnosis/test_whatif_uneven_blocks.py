@@ -10,7 +10,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.influence import influence
 from goldsmith.assay.diagnosis.whatif.judge import Judge
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(8)
 
 
 @assay.case(N=[7], E=[6], k=[2])
