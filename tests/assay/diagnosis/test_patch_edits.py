@@ -218,6 +218,15 @@ def test_a_name_that_nothing_reads_is_an_early_factor():
     assert cost["y = x * m"] < cost["y = x * w"]
 
 
+def test_every_line_of_two_functions_gets_edits_that_bring_in_expressions():
+    lines = ["y = w + n", "z = tl.load(p + w)", "u = y * z"]
+    text = "".join(f"def {f}(p, w, n):\n" + "".join(f"    {line}\n" for line in lines) for f in "ab")
+    file = SourceFile("kernel.py", "kernel", text.encode())
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, node) for node in file.tree.body]
+    assert {e.place for e in edits.far()} == {2, 3, 4, 6, 7, 8}
+
+
 def test_a_place_that_moves_right_results_as_well_comes_later():
     both, wrong_only = (Edit("kernel.py", ((n, n, "x"),), "number", cost, n, n) for n, cost in ((1, 2.0), (2, 2.1)))
     queue = EditQueue([both, wrong_only], wrong=["y"])

@@ -90,8 +90,9 @@ class Function:
 
     @cached_property
     def places(self) -> set[Place]:
-        """The statements of the body."""
-        return {(self.file.path, n.lineno) for n in map(self.statement, self.nodes) if n is not None}
+        """The statements of the body. Trees share nodes such as `ast.Load()`, which are in no statement."""
+        own = (self.statement(n) for n in self.nodes if isinstance(n, ast.expr | ast.stmt))
+        return {(self.file.path, n.lineno) for n in own if n is not None}
 
     @cached_property
     def names(self) -> list[str]:
