@@ -25,7 +25,8 @@ _BEGIN = 0.5  # cost up to which edits of such lines come before all that probe 
 _FOLLOWED = 20  # edits that mend a part and are tried in other places too, at most
 _RANK = 0.17  # cost more for the second, third, ... of one kind at one place, times the logarithm of its number
 # cost more or less of a kind: how rarely an edit of it is the right one, where the right one stands at that place
-# (`python -m benchmarks.kernelfault.reach`, a third of what it shows in natural logarithms)
+# (second table of `python -m benchmarks.kernelfault.reach`, a third of its logarithm less the usual cost, damped,
+# by 70 right edits of 49 faults of strangers)
 _RARITY = {
     "term moved in": -1.0, "moved into the loop": -0.8, "moved out of the loop": -0.7, "limit added": -0.7,
     "moved out of the condition": -0.7, "statements exchanged": -0.5, "statement removed": -0.4, "call removed": -0.4,
