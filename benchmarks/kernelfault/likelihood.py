@@ -70,7 +70,7 @@ def _read() -> list[dict[str, Any]]:
 def examples() -> list[Example]:
     """All kept examples whose fault is still in the catalogue, with the catalogue's truth."""
     known = {f.key: f for f in catalogue.faults()}
-    seen, batches = _first_sight()
+    seen, batches = first_sight()
     out = []
     for entry in _read():
         if entry["name"] not in known:
@@ -87,7 +87,7 @@ def examples() -> list[Example]:
     return out
 
 
-def _first_sight() -> tuple[dict[str, list[list[Any]]], dict[str, str]]:
+def first_sight() -> tuple[dict[str, list[list[Any]]], dict[str, str]]:
     """({fault: [[cause, score], ...] at first sight}, {kernel: batch})."""
     seen: dict[str, list[list[Any]]] = {}
     batches: dict[str, str] = {}

@@ -188,7 +188,10 @@ class _Hunt:
         original = self.mutants.original
         around = edits.around(self.hints.lines)
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
-        queue = EditQueue(edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around)
+        texts = {path: file.data for path, file in self.mutants.source.files.items()}
+        queue = EditQueue(
+            edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts
+        )
         for batch in queue.batches(_BATCH):
             right: list[tuple[Edit, EditOutcome]] = []
             for edit, outcome in self._tried(batch):

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from ..children.mutants import EditOutcome
+from .alike_edits import alike_edits
 from .edits import Edit, Line, Place
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
 _COSTLY = 1.9  # cost from which edits wait: a cheap one may choose the branch that is not taken
+_WAITS = 100.0
+_IDLE = 0.15  # cost more for each edit of a place that moved no wrong result
 _BONUS = 0.7  # cost less for the edits of a place where one has mended a part
-_BROAD = 0.3  # cost more for the edits of a place that also moves right results
+_BROAD, _PARTIAL = 0.4, 0.2  # cost more if a place also moves right results, or does not move every wrong one
 _PROBED = 1.9  # cost up to which an edit is tried early to see what its place moves
 _FIRST, _CLOSE, _NEAR = 1.2, 0.6, 0.3  # cost less in a line that a trace names, within two lines of it, in its function
 _LINES = 2
 _BESIDE = 0.5  # cost more where a trace shows that all operations are right: so are those of one fault in five
 _BEGIN = 0.5  # cost up to which edits of such lines come before all that probe places
+_FOLLOWED = 20  # edits that mend a part and are tried in other places too, at most
+_RANK = 0.17  # cost more for the second, third, ... of one kind at one place, times the logarithm of its number
+# cost more or less of a kind: how rarely an edit of it is the right one, where the right one stands at that place
+# (second table of `python -m benchmarks.kernelfault.reach`, a third of its logarithm less the usual cost, damped,
+# by 70 right edits of 49 faults of strangers)
+_RARITY = {
+    "term moved in": -1.0, "moved into the loop": -0.8, "moved out of the loop": -0.7, "limit added": -0.7,
+    "moved out of the condition": -0.7, "statements exchanged": -0.5, "statement removed": -0.4, "call removed": -0.4,
+    "dtype": -0.4, "another mask": -0.4, "arguments swapped": -0.4, "plus or minus one": -0.3, "comparator": -0.2,
+    "a name for a number": -0.3, "like its twin": -0.2, "entries exchanged": -0.2, "term moved out": -0.2,
+    "another expression": 0.2, "operator": 0.3, "call added": 0.4, "condition added": 0.3, "factor added": 0.4,
+    "addend added": 0.5,
+}  # fmt: skip
 _HINTED = 0.8  # cost less for a kind that undoes the edit of the golden that fits
 
 
@@ -30,6 +47,7 @@ class EditQueue:
     kinds  kinds of edits to try earlier
     around loops and conditions around such lines, nearly as early
     beside statements whose operations, as a trace shows, are right or lead to right results only
+    texts  path -> text, to make an edit that mends a part in other places too
     """
 
     def __init__(
@@ -41,71 +59,104 @@ class EditQueue:
         far: Callable[[Collection[Place] | None], list[Edit]] = lambda places: [],
         beside: Collection[Place] = (),
         around: Collection[Place] = (),
+        texts: Mapping[str, bytes] = MappingProxyType({}),
     ):
         self.wrong, self.lines, self.kinds, self.far = set(wrong), set(first), set(kinds), far
         self.beside, self.around = set(beside), set(around)
-        self.waiting: deque[Edit] = deque()
+        self.texts, self.better = texts, list[Edit]()
         self.idle: Counter[Place] = Counter()
-        self.moving: set[Place] = set()
-        self.broad: set[Place] = set()
+        self.moved: dict[Place, set[str]] = {}  # names of results, of the places that move wrong ones
         self.promising: set[Place] = set()
+        self.known: list[Edit] = []
+        self.queues: dict[Place, deque[tuple[float, Edit]]] = {}
         about = {(path, line + n) for path, line, _ in self.lines for n in range(-_LINES, _LINES + 1)}
-        ordered = sorted([*near, *(far(about) if about else ())], key=self.cost)
-        named = [e for e in ordered if self._distance(e) <= _LINES and self.cost(e) <= _BEGIN]
-        known = {id(e) for e in named}
-        probing = _one_for_each_place(e for e in ordered if id(e) not in known and place(e) not in self.beside)
-        known |= {id(e) for e in probing}
-        self.probes = len(named) + len(probing)
-        self.left = deque([*named, *probing, *(e for e in ordered if id(e) not in known)])
-        self.expansions = deque([lambda: self.promising | self.moving, lambda: None])
+        self._add([*near, *(far(about) if about else ())])
+        rows = (row for rows in self.queues.values() for row in rows)
+        ordered = [e for _, e in sorted(rows, key=lambda row: row[0])]
+        named = [e for e in ordered if self._distance(e) <= _LINES and self._cost(e) <= _BEGIN]
+        early = {id(e) for e in named}
+        probing = _one_for_each_place(e for e in ordered if id(e) not in early and place(e) not in self.beside)
+        early |= {id(e) for e in probing}
+        self.ahead = deque([*named, *probing])
+        self.queues = {at: deque(r for r in rows if id(r[1]) not in early) for at, rows in self.queues.items()}
+        self.expansions = deque([lambda: self.promising | set(self.moved), lambda: None])
 
     def batches(self, size: int) -> Iterator[list[Edit]]:
-        while self._refilled():
-            batch: list[Edit] = []
-            while self.left and len(batch) < size:
-                edit = self.left.popleft()
-                if edit.cost >= _COSTLY and self.idle[place(edit)] >= _DEAD and place(edit) not in self.moving:
-                    self.waiting.append(edit)
-                else:
-                    batch.append(edit)
-            if not self.left and not batch:
-                batch = [self.waiting.popleft() for _ in range(min(size, len(self.waiting)))]
-            if batch:
-                yield batch
-            probing, self.probes = self.probes > 0, self.probes - len(batch)
-            if probing and self.probes <= 0:
-                self._sort()
+        while True:
+            batch = [self.ahead.popleft() for _ in range(min(size, len(self.ahead)))]
+            if not batch:
+                self._expand()
+                batch = list(self._cheapest(size))
+            if not batch:
+                return
+            yield batch
 
-    def _refilled(self) -> bool:
-        """Whether edits are left: after the probes come those of the places that matter, and at the end all others."""
-        while self.probes <= 0 and self.expansions and (len(self.expansions) > 1 or not self.left):
+    def _cheapest(self, size: int) -> Iterator[Edit]:
+        costs = {at: self._place_cost(at) for at, rows in self.queues.items() if rows}
+        dead = {at for at in costs if self.idle[at] >= _DEAD and at not in self.moved}
+        for _ in range(size):
+            heads = ((self.queues[at][0], at) for at in costs)
+            best = min(
+                ((cost + costs[at] + _WAITS * (at in dead and e.cost >= _COSTLY), at) for (cost, e), at in heads),
+                default=None,
+            )
+            if best is None:
+                return
+            yield self.queues[best[1]].popleft()[1]
+            if not self.queues[best[1]]:
+                del costs[best[1]]
+
+    def _expand(self) -> None:
+        """Once the first ones are through come those of the places that matter, and at the end all others."""
+        while self.expansions and (len(self.expansions) > 1 or not any(self.queues.values())):
             places = self.expansions.popleft()()
-            self.left += self.far(places) if places is None or places else []
-            self._sort()
-        return bool(self.left or self.waiting)
+            further = self.far(places) if places is None or places else []
+            self._add(further)
+            for edit in self.better:
+                self._follow(edit, further)
+
+    def _add(self, edits: Iterable[Edit]) -> None:
+        found: dict[Place, list[tuple[float, Edit]]] = {}
+        for edit in edits:
+            self.known.append(edit)
+            found.setdefault(place(edit), []).append((self._cost(edit), edit))
+        for at, rows in found.items():
+            ranked = [*self.queues.get(at, ()), *_ranked(rows)]
+            self.queues[at] = deque(sorted(ranked, key=lambda row: row[0]))
 
     def learn(self, edit: Edit, outcome: EditOutcome, better: bool) -> None:
         at = place(edit)
         if outcome.moved:
-            self.moving.add(at)
+            self.moved.setdefault(at, set()).update(outcome.changed)
         elif outcome.state in ("wrong", "right"):
             self.idle[at] += 1
-        if outcome.state == "wrong" and self.wrong and set(outcome.changed) - self.wrong:
-            self.broad.add(at)
-        if better and at not in self.promising:
+        if better:
             self.promising.add(at)
-            self._sort()
+        if better and not edit.joins and len(self.better) < _FOLLOWED:
+            self.better.append(edit)
+            self._follow(edit, self.known)
 
-    def _sort(self) -> None:
-        """Again by cost, once the edits that probe places are through."""
-        if self.probes <= 0:
-            self.left = deque(sorted(self.left, key=self.cost))
+    def _follow(self, edit: Edit, edits: Iterable[Edit]) -> None:
+        """The same change elsewhere as well comes next."""
+        data = self.texts.get(edit.path)
+        self.ahead.extendleft(reversed([] if data is None else list(alike_edits(edit, edits, data))))
 
-    def cost(self, edit: Edit) -> float:
-        at = place(edit)
-        cost = edit.cost - _BONUS * (at in self.promising) + _BROAD * (at in self.broad)
-        distance = self._distance(edit)
-        cost += _BESIDE * (at in self.beside and distance > _LINES) - _HINTED * (edit.kind in self.kinds)
+    def _place_cost(self, at: Place) -> float:
+        """What the outcomes of the edits of a place say about the others."""
+        cost = -_BONUS * (at in self.promising)
+        moved = self.moved.get(at)
+        if moved is None:
+            return cost + _IDLE * min(_DEAD, self.idle[at])
+        outputs = {n for n in self.wrong if not n.endswith(".grad")}
+        if outputs:  # then the gradients were not computed
+            moved = {n for n in moved if not n.endswith(".grad")}
+        return cost + _BROAD * bool(moved - self.wrong) + _PARTIAL * bool(moved and (outputs or self.wrong) - moved)
+
+    def _cost(self, edit: Edit) -> float:
+        """The cost by what is known before any edit is tried."""
+        at, distance = place(edit), self._distance(edit)
+        cost = edit.cost + _RARITY.get(edit.kind, 0.0) - _HINTED * (edit.kind in self.kinds)
+        cost += _BESIDE * (at in self.beside and distance > _LINES)
         if self.lines:
             near = _NEAR * any(edit.function == f for _, _, f in self.lines)
             cost -= _FIRST if not distance else _CLOSE if distance <= _LINES or at in self.around else near
@@ -117,6 +168,14 @@ class EditQueue:
             min(abs(line - edit.line), abs(line - edit.place)) for path, line, _ in self.lines if path == edit.path
         ]
         return min(apart, default=math.inf)
+
+
+def _ranked(rows: Iterable[tuple[float, Edit]]) -> Iterator[tuple[float, Edit]]:
+    """The edits of one place, of which the first of each kind come earlier."""
+    counts: Counter[str] = Counter()
+    for cost, edit in sorted(rows, key=lambda row: row[0]):
+        counts[edit.kind] += 1
+        yield cost + _RANK * math.log(counts[edit.kind]), edit
 
 
 def _one_for_each_place(edits: Iterable[Edit]) -> list[Edit]:

@@ -90,8 +90,15 @@ class Function:
 
     @cached_property
     def places(self) -> set[Place]:
-        """The statements of the body."""
-        return {(self.file.path, n.lineno) for n in map(self.statement, self.nodes) if n is not None}
+        """The statements of the body. Trees share nodes such as `ast.Load()`, which are in no statement."""
+        own = (self.statement(n) for n in self.nodes if isinstance(n, ast.expr | ast.stmt))
+        return {(self.file.path, n.lineno) for n in own if n is not None}
+
+    @cached_property
+    def saving(self) -> set[ast.stmt | None]:
+        """The statements of a forward that save something for the backward, which only gradients show."""
+        saves = (n for n in self.nodes if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "ctx")
+        return {self.statement(n) for n in saves}
 
     @cached_property
     def names(self) -> list[str]:
@@ -101,6 +108,12 @@ class Function:
         read = [n.id for n in self.nodes if isinstance(n, ast.Name) and n.id not in self.called]
         names = [n for n in dict.fromkeys([*given, *read]) if n in bound or n in given or n in read]
         return [n for n in names if "[" in self.kinds.get(n, "[")]  # numbers and tensors
+
+    @cached_property
+    def bound(self) -> dict[str, str]:
+        """Name -> the expression that it is bound to last."""
+        binding = (n for n in self.nodes if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name))
+        return {n.targets[0].id: self.file.text(n.value) for n in binding}  # type: ignore[attr-defined]
 
     @cached_property
     def unread(self) -> set[str]:
@@ -137,7 +150,8 @@ class Function:
         statement = self.statement(node)
         line = getattr(node, "lineno", 0)
         place = statement.lineno if statement is not None else line
-        return Edit(self.file.path, spans, kind, cost + self.penalty, line, place, self.name)
+        penalty = 0.0 if statement in self.saving else self.penalty
+        return Edit(self.file.path, spans, kind, cost + penalty, line, place, self.name)
 
     def swap(self, node: ast.AST, text: str, kind: str, cost: float) -> Edit:
         """The edit that puts an expression's text in the place of `node`, in parentheses where it needs them."""

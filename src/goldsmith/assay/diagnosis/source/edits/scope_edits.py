@@ -17,6 +17,7 @@ _SUMS, _PRODUCTS = (ast.Add, ast.Sub), (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod
 _INDEX = ("range", "arange")
 _UNREAD = 0.6  # cost less for a name that nothing reads
 _REDUCTIONS = ("sum", "max", "min", "dot", "exp")
+Expression = tuple[str, frozenset[str], ast.expr]  # text, names in it, where it stands
 _IDLE = ("store", "atomic_add", "program_id", "arange", "range", "len", "zeros", "empty", "full")  # no terms of sums
 
 
@@ -27,6 +28,10 @@ def name_edits(function: Function) -> Iterator[Edit]:
             yield from _names(function, node)
         elif isinstance(node, ast.Call | ast.Subscript) and not _is_index(function, node):
             yield function.swap(node, f"-{function.file.text(node)}", "sign", 1.6)
+        elif isinstance(node, ast.Attribute):
+            yield from _attributes(function, node)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            yield from _turned(function, node)
         if not isinstance(node, ast.Constant):
             yield from _moved(function, node)
 
@@ -43,9 +48,12 @@ def scope_edits(function: Function, beside: Sequence[Function], lines: Collectio
                 yield function.swap(node, name, "a name for a number", 2.6 - _UNREAD * (name in function.unread))
         if isinstance(node, ast.Name):
             yield from _names(function, node, others=True)
+            yield from _looked_up(function, node)
         elif isinstance(node, ast.BinOp | ast.Call | ast.Subscript):
             yield from _named(function, node)
-        if not isinstance(node, ast.Constant):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
+            yield from _groups(function, node, expressions)
+        if not isinstance(node, ast.Constant) or _is_range(function, node):
             yield from _exchanged(function, node, expressions)
         if _takes_terms(function, node):
             yield from _terms(function, node, expressions)
@@ -62,6 +70,12 @@ def _is_callee(function: Function, node: ast.expr) -> bool:
     if isinstance(parent, ast.Call) and parent.func is node:
         return True
     return isinstance(node, ast.Name) and node.id in function.called
+
+
+def _is_range(function: Function, node: ast.expr) -> bool:
+    """Whether an expression is a bound of a loop."""
+    parent = function.file.parents.get(node)
+    return isinstance(parent, ast.Call) and getattr(parent.func, "id", "") == "range"
 
 
 def _is_index(function: Function, node: ast.AST) -> bool:
@@ -97,14 +111,64 @@ def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator
         yield function.swap(node, f"-{node.id}", "sign", 1.6)
 
 
+def _looked_up(function: Function, node: ast.Name) -> Iterator[Edit]:
+    """The entry of a table for its index, where nothing reads the table's pointer."""
+    if function.kinds.get(node.id, "?")[0] == "i":
+        for table in function.unread:
+            if function.kinds.get(table, "?")[0] == "p":
+                yield function.swap(node, f"tl.load({table} + {node.id})", "another expression", 1.6)
+
+
+def _attributes(function: Function, node: ast.Attribute) -> Iterator[Edit]:
+    """Another attribute of the context or of the object."""
+    base = node.value.id if isinstance(node.value, ast.Name) else ""
+    if base in ("ctx", "self"):
+        known = {
+            n.attr: None
+            for n in ast.walk(function.file.tree)
+            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == base
+        }
+        for other in known:
+            if other != node.attr:
+                cost = 1.9 - 0.6 * _likeness(other, node.attr)
+                yield function.swap(node, f"{base}.{other}", "another name", cost)
+
+
+def _groups(function: Function, node: ast.BinOp, expressions: Sequence[Expression]) -> Iterator[Edit]:
+    """`h // (heads // groups)` for `h % groups`: members of groups that are neighbours, not those that take turns."""
+    left = function.file.text(node.left)
+    for other, _, place in expressions:
+        if isinstance(place, ast.BinOp) and isinstance(place.op, ast.FloorDiv):
+            yield function.swap(node, f"{left} // ({other})", "another expression", 1.9)
+            yield function.swap(node, f"{left} % ({other})", "another expression", 2.1)
+
+
+def _turned(function: Function, node: ast.BinOp) -> Iterator[Edit]:
+    """`a + j` for `a + n - 1 - j`: an index that counts from the other end."""
+    one = node.left
+    if isinstance(node.right, ast.Name) and isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub):
+        rest = one.left
+        if isinstance(one.right, ast.Constant) and one.right.value == 1:
+            index = node.right.id
+            if isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Add):
+                text = f"{function.file.text(rest.left)} + {index}"
+                yield function.swap(node, text, "index turned", 1.5)
+            yield function.swap(node, index, "index turned", 1.5)
+
+
 def _named(function: Function, node: ast.expr) -> Iterator[Edit]:
-    """A name for an argument of a call or for a whole value: what an expression computes anew may have a name."""
-    if isinstance(function.file.parents.get(node), ast.Call | ast.keyword | ast.Assign | ast.Return):
-        inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        for name in function.names:
-            if function.kinds.get(name, "?")[0] != "p":
-                cost = 2.0 - 0.3 * (name in inside) - _UNREAD * (name in function.unread)
-                yield function.swap(node, name, "a name for an expression", cost)
+    """A name for an argument of a call or for a whole value: what an expression computes anew may have a name.
+
+    Elsewhere only a name that is bound to an expression of which this one is a part.
+    """
+    parent, text = function.file.parents.get(node), function.file.text(node)
+    anywhere = isinstance(parent, ast.Call | ast.keyword | ast.Assign | ast.Return)
+    inside = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    for name in function.names:
+        larger = text in function.bound.get(name, "")
+        if function.kinds.get(name, "?")[0] != "p" and (anywhere or larger):
+            cost = 2.0 - 0.3 * (name in inside) - _UNREAD * (name in function.unread) - 0.4 * larger
+            yield function.swap(node, name, "a name for an expression", cost)
 
 
 def _moved(function: Function, node: ast.expr) -> Iterator[Edit]:
@@ -119,10 +183,10 @@ def _moved(function: Function, node: ast.expr) -> Iterator[Edit]:
             yield function.swap(node, f"{text} {more}", "plus or minus one", 1.5 if whole else 2.4)
 
 
-def _expressions(function: Function, beside: Sequence[Function]) -> list[tuple[str, frozenset[str], ast.expr]]:
+def _expressions(function: Function, beside: Sequence[Function]) -> list[Expression]:
     """Texts of expressions with the names in them; those of other functions only if every name is known here."""
     known = {n.id for n in function.nodes if isinstance(n, ast.Name)} | set(function.names)
-    found: dict[str, tuple[str, frozenset[str], ast.expr]] = {}
+    found: dict[str, Expression] = {}
     for each in (function, *beside):
         for node in loads(each):
             if isinstance(node, ast.BinOp | ast.Call | ast.Subscript | ast.Attribute | ast.Compare | ast.UnaryOp):
@@ -133,9 +197,9 @@ def _expressions(function: Function, beside: Sequence[Function]) -> list[tuple[s
     return list(found.values())
 
 
-def _renamed(function: Function, beside: Sequence[Function]) -> list[tuple[str, frozenset[str], ast.expr]]:
+def _renamed(function: Function, beside: Sequence[Function]) -> list[Expression]:
     """The calls of `_expressions` with a name that nothing reads in the place of the name that is most like it."""
-    found: dict[str, tuple[str, frozenset[str], ast.expr]] = {}
+    found: dict[str, Expression] = {}
     for text, names, node in _expressions(function, beside) if function.unread else ():
         for other in function.unread - names if isinstance(node, ast.Call | ast.Subscript) else ():
             name = max(names, key=lambda n: _likeness(n, other))
@@ -145,9 +209,7 @@ def _renamed(function: Function, beside: Sequence[Function]) -> list[tuple[str, 
     return list(found.values())
 
 
-def _exchanged(
-    function: Function, node: ast.expr, expressions: Sequence[tuple[str, frozenset[str], ast.expr]]
-) -> Iterator[Edit]:
+def _exchanged(function: Function, node: ast.expr, expressions: Sequence[Expression]) -> Iterator[Edit]:
     text = function.file.text(node)
     if len(text) > 80 or "\n" in text:
         return
@@ -169,6 +231,8 @@ def _takes_terms(function: Function, node: ast.expr) -> bool:
         return not isinstance(node, ast.Tuple | ast.List)
     if isinstance(parent, ast.Call):
         return not isinstance(node, ast.Tuple | ast.List)
+    if isinstance(parent, ast.Attribute):  # of a method's tensor
+        return isinstance(node, ast.Name) and isinstance(function.file.parents.get(parent), ast.Call)
     return isinstance(parent, ast.BinOp | ast.Compare | ast.Subscript | ast.Slice | ast.Tuple) and not isinstance(
         node, ast.Tuple
     )
@@ -188,9 +252,7 @@ def _forms(function: Function, name: str) -> list[str]:
     return [name, *(f"{name}{form}" for form in ("[:, None]", "[None, :]") if tiles and line)]
 
 
-def _terms(
-    function: Function, node: ast.expr, expressions: Sequence[tuple[str, frozenset[str], ast.expr]]
-) -> Iterator[Edit]:
+def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]) -> Iterator[Edit]:
     if isinstance(node, ast.Constant) and not isinstance(node.value, int | float):
         return
     text, line = function.file.text(node), node.lineno

@@ -100,9 +100,6 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
     if known not in ("+", "*", "&", "|", "^"):
         wrapped = f"({left})" if isinstance(node.left, ast.BinOp) and not left.startswith("(") else left
         yield function.edit(node, "operands swapped", 1.2, (whole_start, whole_end, f"{right} {known} {wrapped}"))
-    if isinstance(node.left, ast.BinOp) and not left.startswith("("):  # (a op b) op c -> a op (b op c)
-        inner = function.file.span(node.left.right)[0]
-        yield function.edit(node, "parentheses", 1.8, (inner, inner, "("), (whole_end, whole_end, ")"))
 
 
 def _is_number(node: ast.AST) -> bool:
@@ -157,6 +154,11 @@ def _calls(function: Function, node: ast.Call) -> Iterator[Edit]:
     for twin in dict.fromkeys(t for group in _TWINS if name in group for t in group if t != name):
         end = file.span(node.func)[1]
         yield function.edit(node, "function", 1.1, (end - len(name), end, twin))
+    if name.endswith("_") and not name.endswith("__") and isinstance(node.func, ast.Attribute):
+        end = file.span(node.func)[1]
+        yield function.edit(node, "function", 1.1, (end - 1, end, ""))
+    yield from _limits(function, node, name)
+    yield from _repeats(function, node, name)
     if isinstance(node.func, ast.Attribute):
         inner = node.func.value
         if not (isinstance(inner, ast.Name) and inner.id in function.called):
@@ -180,6 +182,32 @@ def _calls(function: Function, node: ast.Call) -> Iterator[Edit]:
     for i, part in enumerate(parts):
         if i and (isinstance(part, ast.keyword) or i == len(arguments) - 1):
             yield function.edit(node, "argument removed", 1.6, (_end(function, parts[i - 1]), _end(function, part), ""))
+
+
+def _limits(function: Function, node: ast.Call, name: str) -> Iterator[Edit]:
+    """`minimum(maximum(x, -limit), limit)` for `minimum(x, limit)`: a range of which one end is missing."""
+    if name in ("minimum", "maximum") and len(node.args) == 2 and isinstance(node.func, ast.Attribute):
+        other = "maximum" if name == "minimum" else "minimum"
+        base = function.file.text(node.func.value)
+        for value, limit in (node.args, node.args[::-1]):
+            if not isinstance(limit, ast.Name | ast.Constant | ast.UnaryOp):
+                continue
+            bound = limit.operand if isinstance(limit, ast.UnaryOp) else limit
+            negative = f"-{function.file.text(limit)}" if bound is limit else function.file.text(bound)
+            text = f"{base}.{other}({function.file.text(value)}, {negative})"
+            yield function.swap(value, text, "limit added", 1.6)
+
+
+def _repeats(function: Function, node: ast.Call, name: str) -> Iterator[Edit]:
+    """Each element several times in a row for the whole several times."""
+    file = function.file
+    method = isinstance(node.func, ast.Attribute) and not any(isinstance(a, ast.Starred) for a in node.args)
+    if name == "repeat" and method:
+        counts = [(n, a) for n, a in enumerate(node.args) if not (isinstance(a, ast.Constant) and a.value == 1)]
+        if len(counts) == 1 and len(node.args) > 1:
+            axis, count = counts[0]
+            text = f"{file.text(node.func.value)}.repeat_interleave({file.text(count)}, dim={axis})"  # type: ignore[attr-defined]
+            yield function.swap(node, text, "function", 1.1)
 
 
 def _end(function: Function, part: ast.AST) -> int:

@@ -10,7 +10,7 @@ from ..reading.value_kinds import fits
 from .edits import Edit, Function
 
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
-_FAR = 4  # statements by which one is moved
+_FAR = 8  # statements by which one is moved
 
 
 def statement_edits(function: Function) -> Iterator[Edit]:
@@ -23,7 +23,7 @@ def statement_edits(function: Function) -> Iterator[Edit]:
                 yield _into(function, first, second)
         yield from _moved(function, body)
         for loop in body:
-            if isinstance(loop, ast.For | ast.While):
+            if isinstance(loop, ast.For | ast.While) or isinstance(loop, ast.If) and not loop.orelse:
                 yield from _out_of(function, loop)
             if isinstance(loop, ast.For) and getattr(getattr(loop.iter, "func", None), "id", "") != "range":
                 yield function.swap(loop.iter, f"reversed({function.file.text(loop.iter)})", "loop turned", 1.5)
@@ -61,7 +61,8 @@ def _moved(function: Function, body: list[ast.stmt]) -> Iterator[Edit]:
             there = _own_lines(function, body[other])
             if there is not None and not _is_text(body[other]):
                 at = there[other > place]
-                yield function.edit(statement, "statement moved", 2.0, (*lines, ""), (at, at, text))
+                cost = 1.9 + 0.05 * abs(other - place)
+                yield function.edit(statement, "statement moved", cost, (*lines, ""), (at, at, text))
 
 
 def _own_lines(function: Function, node: ast.stmt) -> tuple[int, int] | None:
@@ -85,8 +86,9 @@ def _into(function: Function, statement: ast.stmt, loop: ast.For | ast.While) ->
     )
 
 
-def _out_of(function: Function, loop: ast.For | ast.While) -> Iterator[Edit]:
-    """The last statement of a loop comes after it, and the first one before it."""
+def _out_of(function: Function, loop: ast.For | ast.While | ast.If) -> Iterator[Edit]:
+    """The last statement of a loop or a condition comes after it, and the first one before it."""
+    kind = "moved out of the loop" if not isinstance(loop, ast.If) else "moved out of the condition"
     if len(loop.body) < 2:
         return
     last, first = loop.body[-1], loop.body[0]
@@ -94,11 +96,11 @@ def _out_of(function: Function, loop: ast.For | ast.While) -> Iterator[Edit]:
     lines = _own_lines(function, last)
     if isinstance(last, _SIMPLE) and lines is not None:
         text = f"{indent}{function.file.text(last)}\n"
-        yield function.edit(last, "moved out of the loop", 1.9, (*lines, text))
+        yield function.edit(last, kind, 1.9, (*lines, text))
     if isinstance(first, _SIMPLE):
         at = function.file.span(loop)[0]
         text = f"{function.file.text(first)}\n{indent}"
-        yield function.edit(first, "moved out of the loop", 1.9, (at, at, text), (*function.file.span(first), "pass"))
+        yield function.edit(first, kind, 1.9, (at, at, text), (*function.file.span(first), "pass"))
 
 
 def _names_exchanged(function: Function, node: ast.stmt) -> Iterator[Edit]:
