@@ -46,7 +46,7 @@ def golden(w, grad, m, v, step, lr, decay, beta1, beta2, eps):
 def buffers(make, P, decay):
     return {
         "w": make.normal(P), "grad": make.normal(P), "m": make.normal(P, std=0.1), "v": 0.01 + make.uniform(P) / 4,
-        "step": 3, "lr": 0.05, "decay": decay, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6,
+        "step": 3, "lr": 0.05, "decay": decay, "beta1": 0.875, "beta2": 0.96875, "eps": 1e-6,
     }  # fmt: skip
 
 

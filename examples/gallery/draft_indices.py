@@ -43,14 +43,14 @@ def _requests(counts, rejected):
     }
 
 
-@assay.case
+@assay.case()
 def short(make):
     return _requests([3, 4, 1], [1, 0, 2])
 
 
-@assay.case
+@assay.case()
 def long(make):
     return _requests([6, 3, 9], [0, 2, 1])
 
 
-target = assay.Target(indices, golden, cases=[short, long], backward=None, outputs=("index",), name="draft_indices")
+target = assay.Target(indices, golden, cases=[*short, *long], backward=None, outputs=("index",), name="draft_indices")
