@@ -1,0 +1,109 @@
+"""Diagnoses the kernels of examples/gallery, and writes what was printed into docs/gallery.md.
+
+    python scripts/gallery.py [NAME ...]       without a name all of them, one after another: ten minutes
+
+Fills the blocks of commands that are marked as made by this script, shortened, and the table, which has a row for each
+kernel. The column "patch" compares the patched file with the right version, which fixes.toml gives.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from goldsmith.core.json_values import parse_json
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "examples" / "gallery"
+PAGE = ROOT / "docs" / "gallery.md"
+FIXES = tomllib.loads((FOLDER / "fixes.toml").read_text(encoding="utf-8"))
+BUDGET = "180"  # seconds
+MARK = r"<!-- test: not run, made by scripts/gallery\.py -->\n"
+BLOCK = re.compile(rf"({MARK}```console\n\$ goldsmith diagnose examples/gallery/(\w+)\.py --budget {BUDGET}\n)(.*?)(```\n)", re.S)
+TABLE = re.compile(r"(<!-- made by scripts/gallery\.py -->\n)(.*?)(<!-- end -->)", re.S)
+HEAD = ("kernel", "first cause", "line", "patch", "seconds")
+KEPT = ("FAIL", "Why", "Facts", "Line", "Patch", "No patch")  # parts of a report that the page shows
+
+
+def right(name: str) -> str:
+    """The text of a kernel's right version."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    for old, new in FIXES[name].items():
+        if old not in text:
+            raise SystemExit(f"{name}.py does not hold {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def wrong_lines(name: str) -> set[int]:
+    """The numbers of the lines in which the two versions differ."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    pairs = zip(text.splitlines(), right(name).splitlines(), strict=True)
+    return {number for number, (old, new) in enumerate(pairs, 1) if old != new}
+
+
+def shortened(output: str) -> str:
+    """The parts of KEPT, with `...` for the others."""
+    lines: list[str] = []
+    for part in output.strip().split("\n\n"):
+        if part.startswith(KEPT):
+            lines += ["", *part.splitlines()]
+        elif lines[-1] != "...":
+            lines += ["..."]
+    return "\n".join(lines).strip() + "\n"
+
+
+def row(name: str, report: dict, copy: Path, seconds: str) -> str:
+    """One row of the table."""
+    cause = report["causes"][0]
+    line = report["line"]
+    place = "none"
+    if line is not None:
+        apart = min(abs(line["line"] - number) for number in wrong_lines(name))
+        place = "the faulty one" if apart == 0 else f"{apart} lines from it" if apart > 1 else "next to it"
+    patch = "none"
+    if copy.exists():
+        same = copy.read_text(encoding="utf-8") == right(name)
+        patch = "the right version, word for word" if same else "in other words"
+    words = f"`{cause['id']}`" if cause["edit"] or report["patch"] else f"not explained; likely `{cause['id']}`"
+    return f"| [`{name}`](../examples/gallery/{name}.py) | {words} | {place} | {patch} | {seconds} |"
+
+
+def diagnosed(name: str) -> tuple[str, str]:
+    """(what `goldsmith diagnose` printed, the kernel's row)."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, copy = Path(folder, "report.json"), Path(folder, "patched.py")
+        command = [sys.executable, "-m", "goldsmith", "diagnose", f"examples/gallery/{name}.py", "--budget", BUDGET]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+        done = subprocess.run(
+            [*command, "--interpret", "--json", str(data), "--apply", str(copy)],
+            capture_output=True, text=True, env=environment, cwd=ROOT,
+        )  # fmt: skip
+        if done.returncode != 1:
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-600:]}")
+        seconds = re.search(r"^(\d+)\.\d\d s", done.stdout, re.M)[1]
+        return done.stdout, row(name, parse_json(data.read_text(encoding="utf-8")), copy, seconds)
+
+
+def filled(page: str, name: str, output: str, line: str) -> str:
+    """The page with what came of one kernel."""
+    page = BLOCK.sub(lambda m: m[1] + shortened(output) + m[4] if m[2] == name else m[0], page)
+    rows = {known.split("`")[1]: known for known in TABLE.search(page)[2].splitlines()[2:]} | {name: line}
+    head = [f"| {' | '.join(HEAD)} |", "|" + " --- |" * len(HEAD)]
+    table = "\n".join([*head, *(rows[known] for known in FIXES if known in rows)])
+    return TABLE.sub(lambda m: f"{m[1]}{table}\n{m[3]}", page)
+
+
+def main(names: list[str]) -> int:
+    for name in names or list(FIXES):
+        output, line = diagnosed(name)
+        print(f"{output}\n{line}", flush=True)
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), name, output, line), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
