@@ -3,7 +3,7 @@
     python scripts/diagnosis_picture.py            draws docs/images/diagnosis-steps.svg anew
     python scripts/diagnosis_picture.py --check    changes nothing; exit status 1 if the picture is outdated
 
-One box for each row `| number | step | question | answer |`, coloured by its answer; the boxes of NEW_PROCESSES have
+One box for each row `| number | step | question | how | answer |`, coloured by its answer; the boxes of NEW_PROCESSES have
 dashed borders, because the candidate or its copies run in other processes there.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "how-diagnosis-works.md"
 PICTURE = ROOT / "docs" / "images" / "diagnosis-steps.svg"
-ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (\w+) \|$", re.M)
+ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| .+? \| (\w+) \|$", re.M)
 NEW_PROCESSES = ("trace the candidate", "edit the candidate")
 COLOURS = {"proof": "#2f7f86", "finding": "#54813b", "fact": "#4c78a8", "likely": "#b5651d", "text": "#666666"}
 MEANINGS = {

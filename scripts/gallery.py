@@ -22,7 +22,8 @@ PAGE = ROOT / "docs" / "gallery.md"
 FIXES = tomllib.loads((FOLDER / "fixes.toml").read_text(encoding="utf-8"))
 BUDGET = "180"  # seconds
 MARK = r"<!-- test: not run, made by scripts/gallery\.py -->\n"
-BLOCK = re.compile(rf"({MARK}```console\n\$ goldsmith diagnose examples/gallery/(\w+)\.py --budget {BUDGET}\n)(.*?)(```\n)", re.S)
+COMMAND = rf"goldsmith diagnose examples/gallery/(\w+)\.py --budget {BUDGET}"
+BLOCK = re.compile(rf"({MARK}```console\n\$ {COMMAND}\n)(.*?)(```\n)", re.S)
 TABLE = re.compile(r"(<!-- made by scripts/gallery\.py -->\n)(.*?)(<!-- end -->)", re.S)
 HEAD = ("kernel", "first cause", "line", "patch", "seconds")
 KEPT = ("FAIL", "Why", "Facts", "Line", "Patch", "No patch")  # parts of a report that the page shows

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 from goldsmith import assay
 from repo.tree import ROOT
@@ -12,6 +13,8 @@ from repo.tree import ROOT
 sys.path.append(str(ROOT / "scripts"))
 import gallery
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, about the assay's NaN
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = gallery.PAGE.read_text(encoding="utf-8")
 BLOCKS = {match[2]: match[3] for match in gallery.BLOCK.finditer(PAGE)}
 ROWS = {row.split("`")[1]: row for row in gallery.TABLE.search(PAGE)[2].splitlines()[2:]}
@@ -46,8 +49,10 @@ def source(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_right_version_passes_and_the_other_fails(name, tmp_path):
-    assert assay.check(target_of(gallery.right(name), tmp_path, f"right_{name}"), raises=False).ok
-    assert not assay.check(target_of(source(name), tmp_path, f"wrong_{name}"), probes="quick", raises=False).ok
+    assert assay.check(target_of(gallery.right(name), tmp_path, f"right_{name}"), device=DEVICE, raises=False).ok
+    assert not assay.check(
+        target_of(source(name), tmp_path, f"wrong_{name}"), probes="quick", device=DEVICE, raises=False
+    ).ok
 
 
 @pytest.mark.sweep(4)
@@ -55,7 +60,7 @@ def test_the_right_version_passes_and_the_other_fails(name, tmp_path):
 def test_the_patch_on_the_page_passes(name, tmp_path):
     text = patched(source(name), BLOCKS[name])
     assert ("word for word" in ROWS[name]) == (text == gallery.right(name))
-    assert assay.check(target_of(text, tmp_path, f"patched_{name}"), raises=False).ok
+    assert assay.check(target_of(text, tmp_path, f"patched_{name}"), device=DEVICE, raises=False).ok
 
 
 @pytest.mark.parametrize(
