@@ -3,8 +3,8 @@
     python scripts/diagnosis_picture.py            draws docs/images/diagnosis-steps.svg anew
     python scripts/diagnosis_picture.py --check    changes nothing; exit status 1 if the picture is outdated
 
-One box for each row `| number | step | question | how | answer |`, coloured by its answer; the boxes of NEW_PROCESSES have
-dashed borders, because the candidate or its copies run in other processes there.
+One box for each row `| number | step | question | how | answer |`, coloured by its answer. The boxes of NEW_PROCESSES
+have dashed borders, because the candidate or its copies run in other processes there.
 """
 
 import re

@@ -69,7 +69,7 @@ def row(name: str, report: dict, copy: Path, seconds: str) -> str:
     if copy.exists():
         same = copy.read_text(encoding="utf-8") == right(name)
         patch = "the right version, word for word" if same else "in other words"
-    words = f"`{cause['id']}`" if cause["edit"] or report["patch"] else f"not explained; likely `{cause['id']}`"
+    words = ("not explained; likely " if "not explained" in report["headline"] else "") + f"`{cause['id']}`"
     return f"| [`{name}`](../examples/gallery/{name}.py) | {words} | {place} | {patch} | {seconds} |"
 
 
