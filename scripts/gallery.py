@@ -89,13 +89,31 @@ def diagnosed(name: str) -> tuple[str, str]:
         return done.stdout, row(name, parse_json(data.read_text(encoding="utf-8")), copy, seconds)
 
 
+def known_rows(page: str) -> dict[str, str]:
+    """The rows of the page's table by kernel."""
+    lines = TABLE.search(page)[2].splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("| [`")}
+
+
+def counts(rows: list[str]) -> str:
+    """How many of the kernels have a patch and the line."""
+    cells = [row.split(" | ") for row in rows]
+    patches, lines = [c[3] for c in cells if c[3] != "none"], [c[2] for c in cells if c[2] != "none"]
+    same = sum("word for word" in patch for patch in patches)
+    return (
+        f"Patches: {len(patches)} of {len(rows)} (word for word the right version: {same})."
+        f" Lines: {len(lines)} of {len(rows)} (the faulty one: {lines.count('the faulty one')}).\n"
+    )
+
+
 def filled(page: str, name: str, output: str, line: str) -> str:
     """The page with what came of one kernel."""
     page = BLOCK.sub(lambda m: m[1] + shortened(output) + m[4] if m[2] == name else m[0], page)
-    rows = {known.split("`")[1]: known for known in TABLE.search(page)[2].splitlines()[2:]} | {name: line}
+    known = known_rows(page) | {name: line}
+    rows = [known[kernel] for kernel in FIXES if kernel in known]
     head = [f"| {' | '.join(HEAD)} |", "|" + " --- |" * len(HEAD)]
-    table = "\n".join([*head, *(rows[known] for known in FIXES if known in rows)])
-    return TABLE.sub(lambda m: f"{m[1]}{table}\n{m[3]}", page)
+    table = "\n".join([*head, *rows, "", counts(rows)])
+    return TABLE.sub(lambda m: f"{m[1]}{table}{m[3]}", page)
 
 
 def main(names: list[str]) -> int:
