@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "how-diagnosis-works.md"
 PICTURE = ROOT / "docs" / "images" / "diagnosis-steps.svg"
 ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| .+? \| (\w+) \|$", re.M)
 NEW_PROCESSES = ("trace the candidate", "edit the candidate")
-COLOURS = {"proof": "#2f7f86", "finding": "#54813b", "fact": "#4c78a8", "likely": "#b5651d", "text": "#666666"}
+COLOURS = {"proof": "#2f7f86", "finding": "#54813b", "fact": "#4c78a8", "likely": "#b5651d", "text": "#7a828b"}
 MEANINGS = {
     "proof": "proof: a number outside of its bound",
     "finding": "finding: a run showed it",
