@@ -110,6 +110,8 @@ def test_a_path_is_really_taken(picture, program, tmp_path):
             assert f"{step.file}|{step.function}" in executed, f"{step.file}: {step.function} is not called"
 
 
-def test_the_pictures_are_drawn_from_the_page():
-    done = subprocess.run([sys.executable, "scripts/paths.py", "--check"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout}: run `python scripts/paths.py`"
+@pytest.mark.parametrize("script", ["paths", "diagnosis_picture"])
+def test_the_pictures_are_drawn_from_the_page(script):
+    command = [sys.executable, f"scripts/{script}.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}: run `python scripts/{script}.py`"
