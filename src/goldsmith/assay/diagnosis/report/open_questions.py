@@ -29,12 +29,6 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             f"These explain the numbers equally well in this case: {', '.join(others)}. A case of other sizes "
             "may distinguish them."
         )
-    for name, share in evidence.deaf.items():
-        sentences.append(
-            f"With all inputs times 2^-12 and a small change of {name}, {share:.0%} of the elements that move in the "
-            "golden stay the same, bit for bit: small numbers are flushed to zero or rounded to fixed steps, or a "
-            "result is cached."
-        )
     sentences += _gradient_sentences(evidence.carriers)
     for name, why in evidence.left_out.items():
         sentences += [f"Left out: {name} ({why})."] if why != NO_TIME else []

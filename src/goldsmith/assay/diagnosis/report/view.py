@@ -7,10 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ...declare.axis_names import axis_names
-from ...noise.noise_floor import ulps
 from ...report.html import svg, view
 from ...report.html.maps import map_view
 from ...report.html.strip import UNNAMED_WORD
@@ -30,8 +26,7 @@ STATE_WORD = {
     "observed": "wrong, not isolated",
     "not judged": "not judged",
 }
-CELLS, PROFILE = 96, 128  # cells along a side of a map, and along an axis of a profile
-ULP_STEPS = (0.5, 1.0, 2.0, 8.0, 64.0, 4096.0)
+CELLS = 96  # along a side of a map
 
 
 @dataclass(frozen=True)
@@ -153,28 +148,6 @@ def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
     )
 
 
-def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
-    """Share of wrong elements at each index of each axis of the first wrong tensor; empty if all elements are wrong."""
-    from ..causes.rules.reading import Reading
-
-    wrong = Reading(diagnosis.evidence).wrong if diagnosis.evidence is not None else None
-    if wrong is None or not wrong.dim() or not bool(wrong.any()) or bool(wrong.all()):
-        return []
-    names = axis_names(wrong.shape, diagnosis.examined.get("sizes", {}))
-    out = []
-    for axis, name in enumerate(names):
-        length = wrong.shape[axis]
-        if length < 2:
-            continue
-        shares = wrong.double().movedim(axis, 0).reshape(length, -1).mean(1)
-        size = -(-length // PROFILE)
-        blocks = [block.max().item() for block in shares.split(size)]
-        label = f"axis {name}" if name.isdigit() else name
-        title = f"{diagnosis.first_wrong_stage}, {label}: share of wrong elements at each of {length} indices"
-        out.append({"name": label, "length": length, "drawing": svg.profile(blocks, title)})
-    return out
-
-
 def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """Where the candidate depends on other slices of an input than the golden does."""
     influence = diagnosis.evidence.influence if diagnosis.evidence is not None else {}
@@ -213,31 +186,6 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 # tables
 
 
-def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
-    """Errors of the first wrong tensor in units of the last place, as a histogram."""
-    evidence = diagnosis.evidence
-    if (
-        evidence is None
-        or evidence.got is None
-        or evidence.golden is None
-        or evidence.got.shape != evidence.golden.shape
-    ):
-        return []
-    dtype = getattr(torch, evidence.dtype, torch.float32)
-    if not dtype.is_floating_point or not evidence.got.numel():
-        return []
-    off = ulps(evidence.got, evidence.golden, dtype)
-    edges = torch.tensor(ULP_STEPS, dtype=off.dtype, device=off.device)
-    counts = torch.bincount(torch.bucketize(off, edges), minlength=len(ULP_STEPS) + 1).tolist()
-    labels = [f"up to {step:g}" for step in ULP_STEPS] + [f"above {ULP_STEPS[-1]:g}"]
-    rows = [{"label": f"{label} ulp", "count": n} for label, n in zip(labels, counts, strict=True)]
-    rows.append({"label": "not finite on one side", "count": evidence.got.numel() - off.numel()})
-    total = evidence.got.numel()
-    return [
-        r | {"share": r["count"] / total, "bar": svg.score(r["count"] / total, r["label"])} for r in rows if r["count"]
-    ]
-
-
 def runs(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     """Other runs of the same case; consecutive runs with the same result share a line."""
     facts = list(diagnosis.evidence.runs.values()) if diagnosis.evidence is not None else []
@@ -258,34 +206,6 @@ def _outcome(run: RunFact) -> tuple[str, str]:
         return f"raised {run.error}", ""
     outcome = "right" if run.right else f"{view.join(list(run.wrong), 4)} wrong"
     return outcome, "the same" if run.same else f"up to {view.number(run.difference)} apart"
-
-
-def terms(evidence: Evidence | None) -> list[dict[str, str]]:
-    """Ratios and rearrangements that explain the error."""
-    if evidence is None:
-        return []
-    rows = []
-    for ratio in evidence.ratios:
-        rows.append(
-            {
-                "what": "candidate / golden is constant",
-                "where": ratio.group or "whole tensor",
-                "number": view.number(ratio.ratio) + (f" = {ratio.named}" if ratio.named else ""),
-                "explains": f"spread {view.number(ratio.spread)}",
-                "also": ", ".join(ratio.also),
-            }
-        )
-    for pattern in evidence.permutations:
-        rows.append(
-            {
-                "what": pattern.kind.replace("_", " "),
-                "where": "whole tensor",
-                "number": ", ".join(f"{k} {_plain(v)}" for k, v in pattern.params.items()),
-                "explains": pattern.text or f"{100 * pattern.match:.4g} % of the error",
-                "also": ", ".join(pattern.also),
-            }
-        )
-    return rows
 
 
 def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
@@ -319,8 +239,6 @@ def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
         rows.append(("reduced by", "; ".join(map(str, case["steps"]))))
     if case.get("strides"):
         rows.append(("strides", "; ".join(f"{n} {tuple(s)}" for n, s in case["strides"].items())))
-    if case.get("layouts"):
-        rows.append(("layouts", "; ".join(f"{n} {layout}" for n, layout in case["layouts"].items())))
     return rows
 
 

@@ -258,14 +258,12 @@ class Reading:
     @cached_property
     def sums_nothing(self) -> bool:
         """True if the golden computes the tensor element by element, as far as its operators are known."""
-        operators = self.e.operators or self.e.made_of
-        return bool(operators) and operators <= _ELEMENTWISE
+        return bool(self.e.operators) and self.e.operators <= _ELEMENTWISE
 
     @cached_property
     def ruled_out(self) -> frozenset[str]:
-        """Causes that are impossible: sums without a sum, counts in a mask, an epsilon although nothing moves."""
-        causes = _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
-        return causes | {"absolute_eps"} if self.e.kept or self.e.deaf else causes
+        """Causes that are impossible: sums without a sum, counts in a mask."""
+        return _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
 
     # memory, fits, patterns, influence
 

@@ -25,7 +25,7 @@ def truncated_reduction(r: Reading) -> Match | None:
     for i in _missing(r)[:1]:
         lo, hi = i.missing[0]
         where_it_is_wrong = r.reached_by(i)
-        if len(i.missing) > 1 or r.zeros > 0 and where_it_is_wrong or lo == 0 or _of_another_place(i):
+        if len(i.missing) > 1 or r.zeros > 0 and where_it_is_wrong or lo == 0 or i.extra:
             return None
         if i.reached < _HALF and not where_it_is_wrong:  # one mistake of several
             return None
@@ -36,17 +36,12 @@ def truncated_reduction(r: Reading) -> Match | None:
     return Match(LIKELY, (finding.text,), {}) if finding is not None else None
 
 
-def _of_another_place(i: Influence) -> bool:
-    """True if another place is read, or nothing is summed there: then no sum is cut short."""
-    return bool(i.extra) or i.summed is False or bool(i.beside) and i.absent is False
-
-
 def overwritten_accumulator(r: Reading) -> Match | None:
     """Only the last part of a reduction has influence: every block replaces the previous one."""
     for i in _missing(r):
         lo, hi = i.missing[0]
         of_two = hi == 0 and i.length == 2  # a loop of two iterations that starts late is rare
-        if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two) and not _of_another_place(i):
+        if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two) and not i.extra:
             text = f"of {i.input} on axis {i.axis} only the part after {hi} has influence"
             params = {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]}
             return Match(SEEN + 0.01 * of_two, (text, "the last block replaces the sum"), params)
@@ -99,7 +94,7 @@ def wrong_mask(r: Reading) -> Match | None:
         return Match(LIKELY, (text,), params)
     raised = r.e.runs.get("offset")
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
-    operators = r.e.operators or r.e.made_of
+    operators = r.e.operators
     offset = [f for f in offset if not f.tensor.endswith(".grad") and (not operators or operators & _MAXIMA)]
     zeros = next((f for f in offset if f.values.get("zeros") and f.values["golden"] < 0), None)
     if not r.plain_wrong and zeros is not None:

@@ -126,8 +126,6 @@ _SATURATING = frozenset("exp _softmax _log_softmax logsumexp sigmoid tanh erf so
 
 def absolute_eps(r: Reading) -> Match | None:
     """The error depends on the magnitude of the inputs: wrong if they are small, right if they are large."""
-    if "absolute_eps" in r.ruled_out:
-        return None
     small, large = r.fails("scale 2^-12"), r.fails("scale 2^12") or r.fails("scale 2^11")
     if large is not None and "inexact_scaling" in large.kinds and not r.plain_wrong:
         sentences = (large.text, small.text) if small is not None and small.text else (large.text,)

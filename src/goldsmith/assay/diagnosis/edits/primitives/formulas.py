@@ -53,18 +53,6 @@ def weigh_addends(call: OperatorCall, *, a: float, b: float) -> Tensor:
     return (total if isinstance(total, Tensor) else torch.zeros(())).expand(shape).clone()
 
 
-def drop_operand_within(call: OperatorCall, *, keep: int, axis: int, lo: int, hi: int) -> Tensor:
-    """One of two operands alone, at the places lo to hi - 1 of an axis."""
-    out = call.on(*call.args).clone()
-    out.narrow(axis, lo, hi - lo).copy_(call.args[keep].expand(out.shape).narrow(axis, lo, hi - lo))
-    return out
-
-
-def with_other_state(share: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    """exp(other + ...) in place of exp(own + ...)."""
-    return share * torch.exp(other.reshape(own.shape) - own)
-
-
 def drop_factor(call: OperatorCall, *, keep: int) -> Tensor:
     shapes = [a.shape for a in call.args[:2] if isinstance(a, Tensor)]
     kept = call.args[keep]
