@@ -34,7 +34,7 @@ def test_one_smaller_case_stays_in_memory(monkeypatch):
     monkeypatch.setattr(smallest_case, "examine", examine)
     shrunk, small = smallest_case.smallest_case(whole, evidence, "y", lambda more: False)
     assert len(outputs) >= 6 and max(at_once) <= 2 and shrunk.steps[0] == "D: 8 -> 1"
-    assert small.case is shrunk.case and small.material.inputs["x"].shape == (1, 1) and "y" in small.bad
+    assert small.case is shrunk.case and small.material.inputs["x"].numel() < 8 and "y" in small.bad
 
 
 def test_integers_that_number_no_groups_need_no_list_of_all_numbers_below_them():

@@ -18,6 +18,7 @@ from ...judge.examination import Examination
 from ...probes.reach import rounding
 from ...probes.slices import far, own_decisions
 from ..facts.evidence import Influence
+from ..facts.spans import joined
 from .isolate import named
 
 PROBE = "influence"
@@ -92,8 +93,8 @@ class _AxisInfluence:
         if self.missing and not self.extra and not self.candidate_moves:
             return Influence(self.name, self.axis, (), (), tuple(sorted(self.outputs)), length=self.length, none=True)
         return Influence(
-            self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
-            elsewhere=_joined(self.elsewhere), length=self.length, reached=self._reached(),
+            self.name, self.axis, tuple(joined(self.missing)), tuple(joined(self.extra)), tuple(sorted(self.outputs)),
+            elsewhere=tuple(joined(self.elsewhere)), length=self.length, reached=self._reached(),
             onto=_onto(self.steps or set(), self.rows),
         )  # fmt: skip
 
@@ -254,13 +255,3 @@ def _borders(examination: Examination, length: int) -> list[int]:
         if offsets and int(t[-1]) == length and bool((t.diff() >= 0).all()):
             borders += [b for b in t.unique().tolist() if 0 < b < length]
     return borders[:_BORDERS]
-
-
-def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    out: list[tuple[int, int]] = []
-    for lo, hi in sorted(spans):
-        if out and lo == out[-1][1] + 1:
-            out[-1] = (out[-1][0], hi)
-        else:
-            out.append((lo, hi))
-    return tuple(out)

@@ -195,7 +195,6 @@ class GradientCarriers:
               only axes of which every slice was tried, and some make it wrong and some do not
     unit      index at which a single 1 makes it wrong; None: unknown, or a single 1 does not
     together  axes along which no slice that was tried makes it wrong alone
-    sampled   axis -> (slices that make it wrong, slices that do not), where not all of them were tried
     """
 
     tensor: str
@@ -205,7 +204,6 @@ class GradientCarriers:
     parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     unit: tuple[int, ...] | None = None
     together: tuple[int, ...] = ()
-    sampled: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

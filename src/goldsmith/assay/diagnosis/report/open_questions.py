@@ -54,15 +54,8 @@ def _gradient_sentences(carriers: GradientCarriers | None) -> list[str]:
         )
     elif carriers.together:
         axes = " or ".join(str(a) for a in carriers.together)
-        if any(a in carriers.sampled for a in carriers.together):
-            count = max(sum(map(len, carriers.sampled.get(a, ()))) for a in carriers.together)
-            text = (
-                f"None of the {count} slices of grad_{carriers.outputs[0]} along axis {axes} that were tried makes "
-                f"{carriers.tensor} wrong alone; the others were not tried."
-            )
-        else:
-            text = (
-                f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it "
-                "takes several at once, as in a sum of them. It is open which ones."
-            )
+        text = (
+            f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it "
+            "takes several at once, as in a sum of them. It is open which ones."
+        )
     return [text] if text else []

@@ -12,6 +12,7 @@ from ...report.html.maps import map_view
 from ...report.html.strip import UNNAMED_WORD
 from ...report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
 from ..causes.rank import displayed_causes
+from ..facts.spans import say
 from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
 
 if TYPE_CHECKING:
@@ -158,9 +159,9 @@ def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
         reached = view.join(list(fact.outputs)) or "the result"
         sentences = []
         if missing:
-            sentences.append(f"{_spans(missing)} should reach {reached}, but does not")
+            sentences.append(f"{say(missing)} should reach {reached}, but does not")
         if fact.extra:
-            sentences.append(f"{_spans(fact.extra)} reaches {reached}, but should not")
+            sentences.append(f"{say(fact.extra)} reaches {reached}, but should not")
         name = f"{fact.input}, axis {fact.axis}"
         out.append(
             {
@@ -177,10 +178,6 @@ def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
 def _length(diagnosis: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
     shape = diagnosis.examined.get("shapes", {}).get(name, ())
     return shape[axis] if axis < len(shape) else max([*ends, 0]) + 1
-
-
-def _spans(spans: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{lo}" if lo == hi else f"{lo}..{hi}" for lo, hi in spans)
 
 
 # tables

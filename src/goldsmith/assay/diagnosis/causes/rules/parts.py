@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ....report.results import REFERENCE_FAULT
 from ...facts.evidence import CULPRIT
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, say
+from ...facts.spans import say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close
 
 _RANKS = ("rank", "world", "shard", "partition", "device", "parts")
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ....report.results import CERTAIN
 from ...facts.evidence import ErrorPattern
-from .reading import EXACT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
+from ...facts.spans import say
+from .reading import EXACT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain
 
 # the whole result is the golden's: an exchange inside the golden would be a less direct explanation
 _PLAIN = EXACT + 0.035

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...facts.evidence import Influence
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
+from ...facts.spans import say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain
 
 _HALF, _MOST = 0.5, 0.9  # of the wrong elements
 _MAXIMA = frozenset(
