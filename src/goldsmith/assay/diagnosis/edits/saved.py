@@ -16,6 +16,7 @@ from .primitives.tensors import exchange_strides
 
 _READ = 24  # at most
 _COPIES = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
+THROUGH = _COPIES | {"tril", "triu", "detach", "alias"}  # operators that copy a tensor or take rows of it
 
 
 def edits(graph: Graph) -> Iterator[NamedEdit]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ..edits.golden_edit import EditedRun, NamedEdit
 from ..facts.evidence import WhatIf
 from ..facts.numbers import name
-from .change import Change
 from .gauss_newton import fitting
 from .search_context import SearchContext
 from .witness import few
@@ -17,18 +17,15 @@ from .witness import few
 EXPLAINED = 0.999  # share of the squared error
 
 
-def sought(search: SearchContext, change: Change) -> WhatIf | None:
+def sought(search: SearchContext, change: NamedEdit) -> WhatIf | None:
     """The change with its best number; a factor is fitted by its logarithm."""
-    if change.change is None or change.free is None:
+    if change.free is None:
         return None
-    make, factor = change.change, change.free == 1.0
+    factor = change.free == 1.0
 
     def at(t: float) -> Tensor | None:
-        number = math.exp(t) if factor else t
-        group = tuple((i, of(number)) for i, of in change.group)
-        value = (search.values_after(change.at, make(number), None, search.tensor, group=group) or {}).get(
-            search.tensor
-        )
+        run = EditedRun(change.edit.with_number(math.exp(t) if factor else t))
+        value = (search.values_after(dict(run.changes()), search.tensor) or {}).get(search.tensor)
         return value if value is not None and value.shape == search.judge.got.shape else None
 
     begin = 0.0 if factor else change.free
@@ -36,7 +33,7 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
     if best is None or best.share < EXPLAINED or best.at == begin:
         return None
     number = math.exp(best.at) if factor else best.at
-    fitted = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
+    fitted = replace(change, edit=change.edit.with_number(number), free=None)
     confirmed = not few(search.judge) or search.explains_other_draws(fitted)
     return (
         _number(search, change, number, best.share, best.exact)
@@ -45,7 +42,7 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
     )
 
 
-def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
+def _number(search: SearchContext, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
     """The meaning of the best number."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
         return None  # 0 or 1, a missing or an unchanged term: another change covers it

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from torch import Tensor
 
 from ...execute.records import CandidateRun
 from ...judge.examination import Examination
+from ..edits.golden_edit import NamedEdit
 from ..graph.golden import Golden
 from ..graph.node import Changed
-from .change import Change
 from .judge import Judge
 
 
@@ -31,13 +31,12 @@ class SearchContext(Protocol):
     left_out: dict[str, str]
     numbers: dict[str, float]
 
-    def allows(self, change: Change) -> bool: ...
+    def allows(self, change: NamedEdit) -> bool: ...
 
-    def fits_other_magnitudes(self, change: Change) -> bool: ...
+    def fits_other_magnitudes(self, change: NamedEdit) -> bool: ...
 
-    def explains_other_draws(self, change: Change) -> bool: ...
+    def explains_other_draws(self, change: NamedEdit) -> bool: ...
 
     def values_after(
-        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
-        *, group: tuple[tuple[int, Changed], ...] = (),
-    ) -> dict[str, Tensor] | None: ...  # fmt: skip
+        self, changes: Mapping[int, Changed], until: str, leaves: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor] | None: ...
