@@ -27,7 +27,6 @@ from .experiments.decision_check import examine_decision
 from .experiments.empty_groups import filled_groups
 from .experiments.influence import influence
 from .experiments.isolate import Isolation, handed_in, isolate, named, order
-from .experiments.magnitudes import search_magnitudes
 from .experiments.nan_leaks import first_nan_leak
 from .experiments.provenance import provenance
 from .experiments.runs import facts
@@ -304,10 +303,6 @@ def _what_if(
     changed = None if got is None else search(examination, evidence.tensor, got, own, causes=causes)
     if changed is not None:
         _search_within(evidence, changed, _WHAT_IF, time)
-        if not evidence.whatif:
-            larger = search_magnitudes(examination, evidence.tensor, own, changed, time.pace("other magnitudes"))
-            if larger is not None:
-                _search_within(evidence, larger, _WHAT_IF, time)
         evidence.operators = changed.operators
         evidence.alike = changed.alike
     return changed

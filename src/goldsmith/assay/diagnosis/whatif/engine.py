@@ -35,8 +35,6 @@ _MOST_CHANGES = 4000  # changes to try
 _MOST_EXPLANATIONS = 12
 _LEAST_SECONDS = 1.0  # CPU seconds: shortest further search for a change that also explains the other results
 _EMPTY_GROUP = "empty_group"
-_EXPLAINED_ELSEWHERE = 0.5  # share of the squared error that a change must explain at another magnitude
-SMALL = 64.0  # in units of the bound: an error that rounding may hide
 # (d, s): after a change that explains the share s of the other results, changes whose prior is lower by d are skipped
 _ALL_OTHERS, _MOST_OTHERS = (0.15, 1.0), (0.3, 0.8)
 
@@ -82,8 +80,6 @@ class Search:
 
     left       whether untried changes are left
     left_out   kinds of changes that could not be offered for this golden -> the error
-    magnitudes searches of the same case with larger or smaller inputs: a change must fit these as well
-    seen       text about the magnitude, appended to the text of each explanation
     """
 
     def __init__(
@@ -92,8 +88,6 @@ class Search:
         self.examination, self.tensor, self.judge, self.own = examination, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}
-        self.magnitudes: list[Search] = []
-        self.seen = ""
         self.behind: set[int] = set()  # the operators that the wrong tensor depends on
         self.operators: frozenset[str] = frozenset()  # their names
         self.alike = ""  # the expression of another tensor of the golden that equals the wrong one
@@ -130,16 +124,13 @@ class Search:
                 self._explanations.append((change, what))
                 self._raise_least_prior(change, what)
             if spent() or enough():
-                return self._whatifs()
+                return self._ranked(self._explanations)
         self.left = False
-        return self._whatifs()
+        return self._ranked(self._explanations)
 
     def explanations(self) -> list[tuple[NamedEdit, WhatIf]]:
         """All changes that explain the tensor so far, unordered."""
         return list(self._explanations)
-
-    def _whatifs(self) -> list[WhatIf]:
-        return [replace(w, text=w.text + self.seen) for w in self._ranked(self._explanations)]
 
     def _enough_time(self) -> Callable[[], bool]:
         """A function: whether at least two seconds, and twice the time until the first exact change, have passed."""
@@ -259,17 +250,6 @@ class Search:
         """What the backward reads instead; copies of the edited tensors change with them."""
         return followed(self._calls, run.saved(tensors), THROUGH)
 
-    def fits_other_magnitudes(self, change: NamedEdit) -> bool:
-        """Whether the change also explains the errors at other magnitudes, as far as rounding shows them."""
-        if not self.magnitudes or change.drawn or change.of_this_draw:
-            return True
-        for other in self.magnitudes:
-            if other.all_operators == self.all_operators:
-                share, _ = other.judge.explained((other._run_changed(change, self.tensor) or {}).get(self.tensor))
-                if share <= _EXPLAINED_ELSEWHERE or other.judge.worst > SMALL and share < EXPLAINED:
-                    return False
-        return True
-
     def explains_other_draws(self, change: NamedEdit) -> bool:
         """Whether the change also explains the candidate's results for other draws of the case."""
         if self._witnesses is None:
@@ -326,12 +306,7 @@ class Search:
         if share < EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if (
-            share < EXPLAINED
-            or few(self.judge)
-            and not self.explains_other_draws(change)
-            or not self.fits_other_magnitudes(change)
-        ):
+        if share < EXPLAINED or few(self.judge) and not self.explains_other_draws(change):
             return None
         if exact and whole and not self._explains_another_draw(change):
             return None

@@ -38,11 +38,7 @@ def sought(search: Search, change: NamedEdit) -> WhatIf | None:
     number = math.exp(best.at) if factor else best.at
     fitted = replace(change, edit=change.edit.with_number(number), free=None)
     confirmed = not few(search.judge) or search.explains_other_draws(fitted)
-    return (
-        _number(search, change, number, best.share, best.exact)
-        if confirmed and search.fits_other_magnitudes(fitted)
-        else None
-    )
+    return _number(search, change, number, best.share, best.exact) if confirmed else None
 
 
 def _number(search: Search, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
