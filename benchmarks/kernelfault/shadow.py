@@ -108,19 +108,16 @@ def _edits(examination: Any, tensor: str) -> Iterator[tuple[str, str, str]]:
     bounded = examination.ref.bounded[tensor]
     judge = Judge(bounded.value + 1, bounded.value, bounded.bound)
     search = Search(examination, tensor, judge, examination.first, None)
-    changes = sorted(offers.of(search, search._calls()), key=lambda c: -c.prior)
-    same = _digest(torch, search._run_changed(replace(changes[0], change=None, group=(), at=-1, leaves=None, saved=None,
-                                                      composed=None, free=None, wrap="", scalars={}), tensor),
-                   tensor)  # fmt: skip
+    changes = sorted(offers.of(search, search.record()), key=lambda c: -c.prior)
+    same = _digest(torch, search.values_after({}, tensor), tensor)
     for kind, error in search.left_out.items():
         print(f"{tensor}: {kind} was left out: {error}", file=sys.stderr)
         yield "left out", kind, f"left out {kind}"
     for change in changes:
         if change.drawn or change.composed is not None:
             continue
-        if change.free is not None and change.change is not None:
-            group = tuple((i, of(_NUMBER)) for i, of in change.group)
-            change = replace(change, change=change.change(_NUMBER), group=group, free=None)
+        if change.free is not None:
+            change = replace(change, edit=change.edit.with_number(_NUMBER), free=None)
         digest = _digest(torch, search._run_changed(change, tensor), tensor)
         if digest not in ("", same):
             yield change.cause, change.text, digest

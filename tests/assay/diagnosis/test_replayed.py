@@ -6,9 +6,8 @@ import torch
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.graph.golden import Golden
-from goldsmith.assay.diagnosis.graph.recording import Listening
+from goldsmith.assay.diagnosis.graph.recording import Listening, with_result
 from goldsmith.assay.diagnosis.graph.replay import Unknown, taped
-from goldsmith.assay.diagnosis.whatif.change import with_result
 
 pytestmark = pytest.mark.sweep(8)
 

@@ -136,7 +136,7 @@ def sentence(fault):
         ("both", ("y0", "y1"), False, {}, (0, 0)),
         ("always", ("y0", "y1"), True, {}, None),
         ("crossed", (), False, {}, None),
-        ("tail", ("y0",), False, {}, (0, 32)),
+        ("tail", ("y0",), False, {}, None),
         ("middle", ("y0",), False, {0: ((2, 2),)}, (2, 0)),
     ],
 )
@@ -160,7 +160,6 @@ def test_only_gradients_are_traced():
     "fault, message, open_",
     [
         ("y0", "x.grad is wrong with grad_y0 alone, and right with grad_y1 alone", ""),
-        ("tail", "were tried one by one, 32, 34, 39 make it wrong and 0, 20, 29, 31 do not; the rest were not", ""),
         ("middle", "makes it wrong in axis 0 [2] alone; a single 1 in grad_y0 at [2, 0] shows it", ""),
         ("both", "", "The gradients of y0 and y1 each make x.grad wrong"),
         ("crossed", "", "No output's gradient alone makes x.grad wrong"),
@@ -177,7 +176,6 @@ def test_the_sentences_of_a_trace(fault, message, open_):
 
 
 def test_a_diagnosis_prints_its_traces():
-    diagnosis = assay.diagnose(sentence("tail")[0].target)
-    assert diagnosis.traced == diagnosis.to_json()["traced"] and "tried one by one, 32, 34, 39 make" in " ".join(
-        str(diagnosis).split()
-    )
+    diagnosis = assay.diagnose(sentence("middle")[0].target)
+    assert diagnosis.traced == diagnosis.to_json()["traced"]
+    assert "makes it wrong in axis 0 [2] alone" in " ".join(str(diagnosis).split())

@@ -39,7 +39,6 @@ def logarithm(x, w, eps):
 
 
 OTHERWISE = {
-    "outside of rsqrt": (root, lambda x, w, eps: x * (torch.rsqrt(square(x)) + eps) * w),
     "outside of sqrt": (root, lambda x, w, eps: x / (square(x).sqrt() + eps) * w),
     "another constant": (root, lambda x, w, eps: x * torch.rsqrt(square(x) + 10 * eps) * w),
     "none": (root, lambda x, w, eps: x * torch.rsqrt(square(x)) * w),
@@ -62,19 +61,10 @@ def test_a_misplaced_epsilon_is_named_wherever_it_is(name):
     assert diagnosis.causes[0].score > 0.8, str(diagnosis)
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_an_epsilon_near_rounding_is_named_at_another_magnitude(seed):
-    diagnosis = assay.diagnose(assay.Target(OTHERWISE["outside of rsqrt"][1], root, cases=tokens), seed=seed)
-    sentence = diagnosis.causes[0].evidence[0]
-    assert "rsqrt(a) + 1e-06 stands in place of" in sentence and "with inputs times 2^" in sentence, sentence
-    assert not any("no known cause" in c.text for c in diagnosis.causes)
-
-
-def test_rounding_alone_is_not_magnified():
+def test_rounding_alone_is_no_epsilon():
     @assay.case(T=[9], D=[64])
     def rows(make, T, D):
         return {"x": make.normal(T, D)}
 
     diagnosis = assay.diagnose(assay.Target(lambda x: x.half().cumsum(-1).float(), lambda x: x.cumsum(-1), cases=rows))
-    assert not any("with inputs times 2^" in text for c in diagnosis.causes for text in c.evidence), str(diagnosis)
     assert "absolute_eps" not in [c.id for c in diagnosis.causes], str(diagnosis)

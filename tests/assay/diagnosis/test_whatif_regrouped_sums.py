@@ -71,10 +71,6 @@ def smoothed(x, w):
     return (F.pad(x, (n, 0)).unfold(1, len(w), 1) * w).sum(-1)
 
 
-def convolved(x, w):
-    return F.conv1d(F.pad(x, (len(w) - 1, 0))[:, None], w[None, None])[:, 0]
-
-
 def taps(x, w, on):
     """A loop over the taps, each reading its rows `on` places later, cyclically."""
     y = torch.zeros_like(x)
@@ -90,12 +86,11 @@ def test_every_tap_reads_the_position_next_to_its_own(on):
     assert_explained(assay.Target(lambda x, w: taps(x, w, on), smoothed, cases=track), "y", "shifted", way)
 
 
-@pytest.mark.parametrize("golden", [smoothed, convolved])
-def test_every_window_ends_one_position_late(golden):
+def test_every_window_ends_one_position_late():
     def shifted(x, w):
         return (F.pad(x, (len(w) - 2, 1)).unfold(1, len(w), 1) * w).sum(-1)
 
-    assert_explained(assay.Target(shifted, golden, cases=track), "y", "shifted", "reads the positions after it")
+    assert_explained(assay.Target(shifted, smoothed, cases=track), "y", "shifted", "reads the positions after it")
 
 
 @pytest.mark.parametrize("wrong, cause, text", [

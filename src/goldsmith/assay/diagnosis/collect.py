@@ -24,15 +24,11 @@ from .causes.rank import strength
 from .causes.rules.reading import Reading
 from .experiments.cotangents import carriers
 from .experiments.decision_check import examine_decision
-from .experiments.empty_groups import filled_groups
 from .experiments.influence import influence
 from .experiments.isolate import Isolation, handed_in, isolate, named, order
-from .experiments.magnitudes import search_magnitudes
-from .experiments.missing_slices import examine_missing
 from .experiments.nan_leaks import first_nan_leak
 from .experiments.provenance import provenance
 from .experiments.runs import facts
-from .experiments.stale_inputs import examine_stale_inputs
 from .experiments.tensor_operators import tensor_operators
 from .facts.arithmetic import arithmetic
 from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
@@ -115,8 +111,6 @@ def collect(
     first = surest(evidence.report)
     unjudged = examination._first is None or examination._first.error is not None or examination._ref is None
     if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
-        if evidence.error and not spent(0.0):
-            evidence.filled = _step(evidence, "filled groups", lambda: filled_groups(examination)) or ""
         return Isolation()
     time = _Time(examination, evidence, spent)
     isolated = (
@@ -142,11 +136,9 @@ def collect(
         _step(evidence, "runs", lambda: facts(
             examination, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent_on_runs
         ))  # fmt: skip
-    if time.for_("other numbers of the same inputs", _RUN):
-        pace = time.pace("other numbers of the same inputs")
-        _step(evidence, "other numbers of the same inputs", lambda: examine_stale_inputs(examination, evidence, pace))
+    if time.for_("the choice", 0.0):
         _step(evidence, "the choice", lambda: examine_decision(examination, evidence))
-        evidence.made_of = _step(evidence, "operators", lambda: tensor_operators(examination, evidence)) or frozenset()
+        evidence.operators |= _step(evidence, "operators", lambda: tensor_operators(examination, evidence)) or set()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _first_in_other_runs(evidence) or first.tensor
     if table.first_wrong is None and not _first_in_other_runs(evidence) and time.for_("leaks", 0.0):
@@ -156,16 +148,8 @@ def collect(
         known = table.first_wrong in named(examination.first) and not table.suspects
         looked = {table.first_wrong} if known else examination.bad | {table.first_wrong}
         only, pace = depth.influence, time.pace("influence")
-        right: list[tuple[str, int, int]] = []
-        influences = _step(
-            evidence, "influence", lambda: influence(examination, looked, only=only, spent=pace, right=right)
-        )
+        influences = _step(evidence, "influence", lambda: influence(examination, looked, only=only, spent=pace))
         evidence.influence = influences or {}
-        got = named(own)[table.first_wrong][1] if table.first_wrong in named(own) else None
-        seen = _step(evidence, "a closer look", lambda: examine_missing(
-            examination, table.first_wrong or "", got, evidence.influence, right, spent=pace
-        ))  # fmt: skip
-        evidence.influence = seen or evidence.influence
     if depth.sent and table.first_wrong is not None and time.for_("output gradients", _RUN):
         first_wrong, pace = table.first_wrong, time.pace("output gradients")
         evidence.carriers = _step(evidence, "cotangents", lambda: carriers(examination, own, first_wrong, spent=pace))
@@ -316,10 +300,6 @@ def _what_if(
     changed = None if got is None else search(examination, evidence.tensor, got, own, causes=causes)
     if changed is not None:
         _search_within(evidence, changed, _WHAT_IF, time)
-        if not evidence.whatif:
-            larger = search_magnitudes(examination, evidence.tensor, own, changed, time.pace("other magnitudes"))
-            if larger is not None:
-                _search_within(evidence, larger, _WHAT_IF, time)
         evidence.operators = changed.operators
         evidence.alike = changed.alike
     return changed

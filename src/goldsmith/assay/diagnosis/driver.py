@@ -24,7 +24,7 @@ from ..support.candidate_state import CandidateState
 from . import crash_safety
 from .causes.likelihood import SURE
 from .causes.patched import with_patch
-from .causes.rank import by_rules, rank, strength
+from .causes.rank import rank, strength
 from .clock import CHECKING, COLLECTING, SPENT, Clock
 from .collect import Depth, begin, collect, described
 from .experiments.extra_calls import fresh_start
@@ -33,7 +33,7 @@ from .facts.evidence import NO_TIME, Evidence, RunFact
 from .failing_case import find_failing, informative, prefer_failing_draw, prefer_numbers
 from .report import bundle
 from .report.open_questions import open_questions
-from .report.rendering import PAGE, Diagnosis
+from .report.result import PAGE, Diagnosis
 from .report.trace_sentences import trace_sentences
 from .shrink.smallest_case import smallest_case
 from .trace.line_search import add_line
@@ -42,9 +42,8 @@ __all__ = ["PAGE", "Diagnosis", "diagnose"]
 
 _REPEATS = 10
 _SHORT = "the budget of {:g} s was too short for all of it"
-_SMALLER = 10.0  # seconds, at least, to make the case small; the time of everything before, if that was longer
+_SMALLER = 7.0  # seconds, at least, to make the case small; the time of everything before, if that was longer
 _REFUSED = 5  # sentences about proposals that were not accepted
-_TRYING = 0.7  # share of that for smaller cases, at most; the rest tests whether the smallest one still shows the cause
 _AFTER = {  # what an interrupt leaves out, by the step that it interrupts
     "check": "the rest of the check, and all evidence for causes",
     "evidence": "further evidence, and a smaller case",
@@ -250,16 +249,9 @@ def _make_small(diagnosis: Diagnosis, examination: Examination, clock: Clock) ->
         return
     began = time.perf_counter()
     limit = max(_SMALLER, began - clock.started)
-
-    def over(more: float, share: float = 1.0) -> bool:
-        what = "even smaller cases" if share < 1 else "whether the smallest case still shows the cause"
-        short = clock.lacks(what, 1 - (1 - share) * (1 - COLLECTING), more)
-        return short or time.perf_counter() - began + more > limit
-
     shrunk, small = smallest_case(
-        examination, diagnosis.evidence, diagnosis.first_wrong_stage, by_rules(diagnosis.evidence),
-        cause_shown=diagnosis.causes[0].id, over=over,
-        spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
+        examination, diagnosis.evidence, diagnosis.first_wrong_stage,
+        lambda more: clock.lacks("even smaller cases", more=more) or time.perf_counter() - began + more > limit,
     )  # fmt: skip
     clock.smallest = small
     diagnosis.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}

@@ -14,22 +14,6 @@ from .interpreter import Interpreted
 from .memory import Overrun
 from .memory_marks import NAN_FILL
 
-SAME_MEMORY, SAME_ID = "same memory", "same id"
-
-
-@dataclass(frozen=True)
-class KeptInputs:
-    """Inputs in memory that two runs share, under a key.
-
-    names: inputs of the second run that hold other numbers than in the first; empty in the first run
-    how: the other numbers are written into the same memory, or into a new tensor with the id of the freed one
-    """
-
-    key: str
-    names: tuple[str, ...] = ()
-    how: str = SAME_MEMORY
-
-
 USUAL, NO_GRAD, INFERENCE, THREAD = "", "with gradients off", "in inference mode", "in another thread"  # of a call
 
 
@@ -151,7 +135,6 @@ class RunSettings:
     keep             key under which the memory of the results is kept, for a later run to look at ("": not kept)
     earlier          key of a run that kept its results: read them again after the call in between
     plain            make these plain calls instead of a run
-    kept_inputs      inputs that stay in memory from one run to the next (None: place the inputs anew)
     """
 
     fill: str = NAN_FILL
@@ -169,7 +152,6 @@ class RunSettings:
     between: Material | None = None
     keep: str = ""
     earlier: str = ""
-    kept_inputs: KeptInputs | None = None
     plain: PlainCalls | None = None
 
 
@@ -187,7 +169,6 @@ class CandidateRun:
     aliases           pairs (result, tensor that it shares memory with)
     between           the run that the settings asked for between forward and backward
     earlier           results of the run `settings.earlier`, as its memory holds them after that call
-    placed            False: no new tensor got the id of the old one, as `settings.kept_inputs` wanted; nothing ran
     plain             results of the plain calls that the settings asked for; nothing else is set then
     live_outputs      outputs in the memory in which they were returned; live_grads: gradients likewise (empty if the
                       candidate ran in another process)
@@ -216,7 +197,6 @@ class CandidateRun:
     aliases: set[tuple[str, str]] = field(default_factory=set)
     between: CandidateRun | None = None
     earlier: dict[str, Tensor] = field(default_factory=dict)
-    placed: bool = True
     plain: PlainResults | None = None
     live_outputs: dict[str, Tensor] = field(default_factory=dict)
     live_grads: dict[str, Tensor] = field(default_factory=dict)

@@ -54,10 +54,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
         _reset(target.reset)
     if settings.plain is not None:
         return plain_calls.plain_calls(material, settings.plain)
-    arena = kept_memory.arena(material, settings)
-    if arena is None:
-        run.placed = False
-        return run
+    arena = Arena(settings.fill, settings.neighbour_sign, watched=settings.watch_seconds > 0)
     tracer = Tracer(substitute=settings.substitute, debug=settings.debug)
     flags, returned = _Flags(), dict[str, Tensor]()
     _seed(material)
@@ -105,10 +102,7 @@ def _forward_and_backward(
     """Returns copies of the outputs as the forward left them."""
     target = material.target
     wanted = target.wanted_grads(material.inputs) if target.backward is not None and settings.backward else ()
-    kept = {n: b.tensor for n, b in arena.inputs.items()}  # inputs that an earlier run left in this arena
-    placed = {
-        n: kept[n] if n in kept else arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()
-    }
+    placed = {n: arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()}
     if target.backward == "auto":
         for name in wanted:
             placed[name].requires_grad_()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from ..graph.node import Changed, Key, Node, Observed
+from ..graph.node import Changed, Instead, Key, Node, Observed
 from ..graph.recording import writes
 from ..graph.tensors import replaced
 
@@ -176,9 +176,15 @@ class EditedRun:
 class NamedEdit:
     """An edit, its cause, and a sentence.
 
-    prior  how common the mistake is: of two edits that explain the same, the higher prior comes first
-    also   other causes that the same mistake may be called by, the likeliest first
-    free   where the search for the edit's number begins; None: it has none
+    prior     how common the mistake is: of two edits that explain the same, the higher prior comes first
+    also      other causes that the same mistake may be called by, the likeliest first
+    free      where the search for the edit's number begins; None: it has none
+    kind      the table row of `offers` that it comes from
+    before    called with inputs and output gradients before a run with the edit
+    saved     all forward tensors -> replacements for those that the backward reads
+    composed  (inputs, a function that runs the golden on other inputs) -> results assembled from its runs
+    drawn     the edit was derived from the candidate's numbers, so it holds for this draw only
+    redone    for a `drawn` edit: finds the same kind of edit from the numbers of another draw
     """
 
     cause: str
@@ -188,6 +194,29 @@ class NamedEdit:
     params: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     free: float | None = None
+    kind: str = ""
+    before: Callable[[Mapping[str, Tensor]], object] | None = None
+    saved: Instead | None = None
+    composed: Callable[..., Mapping[str, Tensor]] | None = None
+    drawn: bool = False
+    redone: Callable[..., Iterable[NamedEdit]] | None = None
+
+    @property
+    def places(self) -> set[int]:
+        """Indices of the operators that it edits."""
+        return {a.at for a in self.edit.actions if isinstance(a.at, int) and not self.edit.backward_only}
+
+    @property
+    def only_operator(self) -> int:
+        """Index of the operator if it edits nothing else, otherwise -1."""
+        at = {a.at for a in self.edit.actions}
+        return next(iter(self.places)) if len(at) == len(self.places) == 1 and self.saved is None else -1
+
+    @property
+    def of_this_draw(self) -> bool:
+        """Whether it contains numbers of the draw that it was offered for, so that it holds for no other draw."""
+        settings = [value for action in self.edit.actions for _, value in action.primitive.settings]
+        return self.saved is not None or any(isinstance(v, Tensor) and v.numel() > 1 for v in settings)
 
     def acting(self, *actions: Action) -> NamedEdit:
         """With these actions in place of its own."""

@@ -18,10 +18,9 @@ from .primitives.positions import wrap
 from .primitives.tensors import constant
 
 _MOVES = frozenset("add add_ sub sub_ rsub".split())
-_MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".split())
-_RESTS = frozenset("remainder remainder_ fmod".split())
+_MULS = frozenset("mul mul_".split())
 _CUT = frozenset("bitwise_and bitwise_xor bitwise_or __and__ __xor__ __lshift__ bitwise_left_shift".split())
-_ALL = _MOVES | _MULS | _DIVS | _RESTS | _CUT
+_ALL = _MOVES | _MULS | _CUT
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:

@@ -17,10 +17,11 @@ from ...judge import ladder
 from ...judge.examination import Examination
 from ...probes import decisions
 from ..facts.evidence import GradientCarriers
+from ..facts.spans import of_indices
 from .isolate import named
 
 PROBE = "cotangents"
-_SLICES = 16  # runs for each axis, at most
+_SLICES = 16  # the longest axis whose slices are sent one by one
 _RUNS = 64  # runs in all
 
 
@@ -43,22 +44,25 @@ def carriers(
         return GradientCarriers(name, alone, harmless, always)
     first = alone[0]
     parts: dict[int, tuple[tuple[int, int], ...]] = {}
-    sampled: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     at, together = [], []
     for axis, size in enumerate(sent[first].shape):
-        known = ask.slices(first, axis) if size > 1 else {0: True}
-        bad, good = (tuple(sorted(i for i, w in known.items() if w is wrong)) for wrong in (True, False))
-        if len(known) < size:
-            sampled[axis] = bad, good
-        if known and not bad:
-            together.append(axis)
+        tried = size > 1 and size <= min(_SLICES, ask.left)
+        bad = [i for i in range(size) if ask.wrong({first: _slice(sent[first], axis, i)})] if tried else []
         at.append(bad[0] if bad else 0)
-        if bad and len(known) == size and good:
-            parts[axis] = _ranges(bad)
+        if tried and not ask.ended:
+            together += [] if bad else [axis]
+            parts |= {axis: tuple(of_indices(bad))} if 0 < len(bad) < size else {}
     unit = torch.zeros_like(sent[first])
     unit[tuple(at)] = 1
     single = tuple(at) if not together and ask.wrong({first: unit}) else None
-    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together), sampled)
+    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together))
+
+
+def _slice(sent: Tensor, axis: int, i: int) -> Tensor:
+    """A gradient with zeros in all other slices."""
+    part = torch.zeros_like(sent)
+    part.narrow(axis, i, 1).copy_(sent.narrow(axis, i, 1))
+    return part
 
 
 class _Asking:
@@ -88,37 +92,3 @@ class _Asking:
         if got is None or against is None:
             return False
         return not ladder.judge(self.name, got, against, probe=PROBE).ok
-
-    def slices(self, output: str, axis: int) -> dict[int, bool]:
-        """Slice of an axis -> whether it makes the tensor wrong, with zeros in all others; only slices that were tried.
-
-        A short axis is tried slice by slice. A long one is bisected for the edges.
-        """
-        size = self.own.cotangents[output].shape[axis]
-        most = min(_SLICES, self.left)
-        known: dict[int, bool] = {}
-
-        def state(i: int) -> bool | None:
-            if i not in known and len(known) < most and not self.ended:
-                part = torch.zeros_like(self.own.cotangents[output])
-                part.narrow(axis, i, 1).copy_(self.own.cotangents[output].narrow(axis, i, 1))
-                known[i] = self.wrong({output: part})
-            return known.get(i)
-
-        marks = list(range(size)) if size <= most else sorted({0, size // 2, size - 1})
-        for i in marks:
-            state(i)
-        for lo, hi in zip(marks, marks[1:], strict=False):
-            while hi - lo > 1 and known.get(lo) != known.get(hi) and len(known) < most and not self.ended:
-                middle = (lo + hi) // 2
-                lo, hi = (middle, hi) if state(middle) == known.get(lo) else (lo, middle)
-        return known
-
-
-def _ranges(indices: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Ascending indices as inclusive ranges."""
-    ranges: list[tuple[int, int]] = []
-    for i in indices:
-        joined = ranges and ranges[-1][1] == i - 1
-        ranges[-1:] = [(ranges[-1][0], i)] if joined else [*ranges[-1:], (i, i)]
-    return tuple(ranges)

@@ -18,6 +18,7 @@ from ...judge.examination import Examination
 from ...probes.reach import rounding
 from ...probes.slices import far, own_decisions
 from ..facts.evidence import Influence
+from ..facts.spans import joined
 from .isolate import named
 
 PROBE = "influence"
@@ -33,13 +34,11 @@ def influence(
     only: tuple[str, ...] | None = None,
     spent: Callable[[], bool] = lambda: False,
     runs: int = _RUNS,
-    right: list[tuple[str, int, int]] | None = None,
 ) -> dict[str, Influence]:
     """By "input[axis]": the index ranges whose influence is missing, or that have influence and should not.
 
     only        examine only these "input[axis]"
     wrong       the results and stages to examine, ideally only the first wrong one, since later ones move through it
-    right       receives (input, axis, length) of the axes on which every slice has the influence that it should have
     An axis without differences costs one run, others at most `runs`.
     """
     out = {}
@@ -53,8 +52,6 @@ def influence(
             ranges = looked.find()
             if ranges is not None:
                 out[f"{name}[{axis}]"] = ranges
-            elif right is not None and looked.related and not looked.partly and not looked.spent():
-                right.append((name, axis, looked.length))
     return out
 
 
@@ -72,11 +69,9 @@ class _AxisInfluence:
         self.missing: list[tuple[int, int]] = []
         self.extra: list[tuple[int, int]] = []
         self.elsewhere: list[tuple[int, int]] = []
-        self.related = False  # True if a slice moves the golden's results
         self.candidate_moves = False  # True if one of those also moves the candidate's
         self.touched: dict[str, Tensor] = {}  # elements that move with slices whose influence is wrong
         self.at: int | None = None  # the current slice
-        self.partly = False  # True if a slice changes more elements of the golden than of the candidate
         self.steps: set[int] | None = (
             set()
         )  # distance of a leak from the single row that the slice belongs to; None: it belongs to several
@@ -98,8 +93,8 @@ class _AxisInfluence:
         if self.missing and not self.extra and not self.candidate_moves:
             return Influence(self.name, self.axis, (), (), tuple(sorted(self.outputs)), length=self.length, none=True)
         return Influence(
-            self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
-            elsewhere=_joined(self.elsewhere), length=self.length, reached=self._reached(),
+            self.name, self.axis, tuple(joined(self.missing)), tuple(joined(self.extra)), tuple(sorted(self.outputs)),
+            elsewhere=tuple(joined(self.elsewhere)), length=self.length, reached=self._reached(),
             onto=_onto(self.steps or set(), self.rows),
         )  # fmt: skip
 
@@ -192,7 +187,6 @@ class _AxisInfluence:
         if after is None or before is None or mine is None or bounded is None or after.shape != tensor.shape:
             return False
         goes = after != before
-        self.related |= bool(goes.any())
         still = tensor == mine
         self.candidate_moves |= bool((goes & ~still).any())
         if bool((goes & still).any()):
@@ -221,7 +215,6 @@ class _AxisInfluence:
         if bool(leaks.any()) and tensor.is_floating_point():
             leaks &= ~(step <= rounding(self.examination, name, ref))
         self._leaked(moves, leaks)
-        self.partly |= bool(still[moves].any())
         if not bool(leaks.any()):
             return MISSING if bool(moves.any()) and bool(still[moves].all()) else SAME, moves
         return ELSEWHERE if bool(still[moves].any()) else EXTRA, ~still
@@ -262,13 +255,3 @@ def _borders(examination: Examination, length: int) -> list[int]:
         if offsets and int(t[-1]) == length and bool((t.diff() >= 0).all()):
             borders += [b for b in t.unique().tolist() if 0 < b < length]
     return borders[:_BORDERS]
-
-
-def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    out: list[tuple[int, int]] = []
-    for lo, hi in sorted(spans):
-        if out and lo == out[-1][1] + 1:
-            out[-1] = (out[-1][0], hi)
-        else:
-            out.append((lo, hi))
-    return tuple(out)

@@ -25,8 +25,7 @@ from ...support.dispatch_mode import DispatchMode
 from ..facts.evidence import NonFiniteOrigin
 from ..graph.golden import Golden
 from ..graph.node import Node
-from ..graph.recording import Listening, source_line
-from ..whatif.change import with_result
+from ..graph.recording import Listening, source_line, with_result
 from .isolate import named, order
 
 PROBE = "provenance"

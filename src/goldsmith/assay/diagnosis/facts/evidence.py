@@ -121,7 +121,6 @@ class Influence:
     length     of the axis; 0: unknown
     reached    share of the wrong elements that moves with those slices (in the golden for missing ones); the fault
                itself reaches all of them
-    absent, summed, beside  see missing_slices.py; None and () if not examined
     onto       if a slice belongs to one row of the result, the rows that it leaks into: "later", "earlier", "next",
                "last" (the one before) or "other"; otherwise ""
     """
@@ -135,9 +134,6 @@ class Influence:
     elsewhere: tuple[tuple[int, int], ...] = ()
     length: int = 0
     reached: float = 1.0
-    absent: bool | None = None
-    summed: bool | None = None
-    beside: tuple[str, ...] = ()
     onto: str = ""
 
     @property
@@ -199,7 +195,6 @@ class GradientCarriers:
               only axes of which every slice was tried, and some make it wrong and some do not
     unit      index at which a single 1 makes it wrong; None: unknown, or a single 1 does not
     together  axes along which no slice that was tried makes it wrong alone
-    sampled   axis -> (slices that make it wrong, slices that do not), where not all of them were tried
     """
 
     tensor: str
@@ -209,7 +204,6 @@ class GradientCarriers:
     parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     unit: tuple[int, ...] | None = None
     together: tuple[int, ...] = ()
-    sampled: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -246,13 +240,9 @@ class Evidence:
     carriers              the output gradients that make the tensor wrong
     alike                 another tensor of the golden with exactly these numbers; "" if there is none
     unused                integer inputs -> numbers below a size of the case that they do not contain
-    made_of               operators, if a rule needs them and `operators` is empty
     stored                dtype of the first wrong tensor, as the candidate returned it
-    kept                  input -> a sentence: other numbers in the same memory give the first result
     reused                stage -> a later stage that was written into its memory
-    deaf                  input -> with small inputs, the share of the elements it moves in the golden that do not move
     grouped               True if an input has whole numbers or is a mask, which may define groups
-    filled                which groups are empty, if an error disappears once they are filled
     """
 
     report: Report
@@ -280,13 +270,9 @@ class Evidence:
     carriers: GradientCarriers | None = None
     alike: str = ""
     unused: dict[str, list[int]] = field(default_factory=dict)
-    filled: str = ""
     grouped: bool = True
-    made_of: frozenset[str] = frozenset()
     stored: str = ""
-    kept: dict[str, str] = field(default_factory=dict)
     reused: dict[str, str] = field(default_factory=dict)
-    deaf: dict[str, float] = field(default_factory=dict)
     raised: RaisedError | None = None
 
     def __post_init__(self) -> None:

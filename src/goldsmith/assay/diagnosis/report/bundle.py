@@ -59,7 +59,6 @@ def save(
     *,
     golden: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
-    layouts: Mapping[str, str] | None = None,
     verdict: str = "fail",
     stage: str | None = None,
     causes: Sequence[Mapping[str, Any]] = (),
@@ -69,7 +68,6 @@ def save(
     material         what the candidate ran on
     golden, outputs  results by name
     causes           as JSON values, the best first
-    layouts          input or "grad_<output>" -> layout, where it matters
     """
     parts: dict[str, Mapping[str, Tensor]] = {"inputs": material.inputs, "golden": golden, "outputs": outputs}
     size = sum(t.numel() * t.element_size() for part in parts.values() for t in part.values())
@@ -78,7 +76,7 @@ def save(
     meta: dict[str, Any] = {
         "schema": SCHEMA, "target": target, "case": case, "sizes": {k: _scalar(v) for k, v in material.sizes.items()},
         "seed": material.seed, "dtype": name_of(dtype), "device": str(material.device),
-        "threads": torch.get_num_threads(), "versions": versions(material.device), "layouts": dict(layouts or {}),
+        "threads": torch.get_num_threads(), "versions": versions(material.device), "layouts": {},
         "scalars": {k: _scalar(v) for k, v in material.scalars.items()}, "verdict": verdict, "stage": stage,
         "causes": [dict(c) for c in causes], "left_out": left_out, "tensors": {}, "order": list(material.supply),
     }  # fmt: skip

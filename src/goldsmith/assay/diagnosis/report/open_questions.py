@@ -29,12 +29,6 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             f"These explain the numbers equally well in this case: {', '.join(others)}. A case of other sizes "
             "may distinguish them."
         )
-    for name, share in evidence.deaf.items():
-        sentences.append(
-            f"With all inputs times 2^-12 and a small change of {name}, {share:.0%} of the elements that move in the "
-            "golden stay the same, bit for bit: small numbers are flushed to zero or rounded to fixed steps, or a "
-            "result is cached."
-        )
     sentences += _gradient_sentences(evidence.carriers)
     for name, why in evidence.left_out.items():
         sentences += [f"Left out: {name} ({why})."] if why != NO_TIME else []
@@ -60,15 +54,8 @@ def _gradient_sentences(carriers: GradientCarriers | None) -> list[str]:
         )
     elif carriers.together:
         axes = " or ".join(str(a) for a in carriers.together)
-        if any(a in carriers.sampled for a in carriers.together):
-            count = max(sum(map(len, carriers.sampled.get(a, ()))) for a in carriers.together)
-            text = (
-                f"None of the {count} slices of grad_{carriers.outputs[0]} along axis {axes} that were tried makes "
-                f"{carriers.tensor} wrong alone; the others were not tried."
-            )
-        else:
-            text = (
-                f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it "
-                "takes several at once, as in a sum of them. It is open which ones."
-            )
+        text = (
+            f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it "
+            "takes several at once, as in a sum of them. It is open which ones."
+        )
     return [text] if text else []

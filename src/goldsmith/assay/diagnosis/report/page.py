@@ -16,12 +16,10 @@ from . import replay_command, view
 from .text import FLOAT32
 
 if TYPE_CHECKING:
-    from .result import DiagnosisFacts
+    from .result import Diagnosis
 
 
-def write(
-    diagnosis: DiagnosisFacts, path: str | os.PathLike, *, command: str = "", conditions: Sequence[str] = ()
-) -> Path:
+def write(diagnosis: Diagnosis, path: str | os.PathLike, *, command: str = "", conditions: Sequence[str] = ()) -> Path:
     """Write one self-contained page; creates its folder if it is missing.
 
     command     the command that replays the bundle, if the caller knows a better one
@@ -31,7 +29,7 @@ def write(
     return Path(path)
 
 
-def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence[str] = ()) -> str:
+def render(diagnosis: Diagnosis, *, command: str = "", conditions: Sequence[str] = ()) -> str:
     """The page as text."""
     name = diagnosis.report.target or "the target"
     if diagnosis.bundle is not None and not command:
@@ -50,7 +48,6 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
         "strip": view.strip(diagnosis),
         "stages": view.stages(diagnosis),
         "maps": view.maps(diagnosis),
-        "profiles": view.profiles(diagnosis),
         "dependence": view.dependence(diagnosis),
         "causes": view.causes(diagnosis),
         "undecided": list(diagnosis.undecided),
@@ -59,10 +56,8 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
         "cases": view.case_table(diagnosis),
         "command": command,
         "changed": view.changed_goldens(diagnosis.evidence),
-        "terms": view.terms(diagnosis.evidence),
         "runs": view.runs(diagnosis),
         "memory": list(diagnosis.evidence.memory) if diagnosis.evidence is not None else [],
-        "histogram": view.histogram(diagnosis),
         "section": view.details(diagnosis),
         "environment": environment,
         "rungs": RUNG_MEANING,

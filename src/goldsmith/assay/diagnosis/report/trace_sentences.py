@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..facts.evidence import Evidence, GradientCarriers
+from ..facts.spans import say
 
 
 def trace_sentences(evidence: Evidence) -> list[str]:
@@ -24,18 +25,7 @@ def _gradient_sentences(carriers: GradientCarriers) -> list[str]:
         others = " and ".join(f"grad_{n}" for n in carriers.harmless)
         sentences.append(f"{carriers.tensor} is wrong with {name} alone, and right with {others} alone.")
     if carriers.parts:
-        where = ", ".join(f"axis {a} [{_format_ranges(spans)}]" for a, spans in carriers.parts.items())
+        where = ", ".join(f"axis {a} [{say(spans)}]" for a, spans in carriers.parts.items())
         unit = f"; a single 1 in {name} at {list(carriers.unit)} shows it" if carriers.unit is not None else ""
         sentences.append(f"Slice by slice, {name} makes it wrong in {where} alone{unit}.")
-    for axis, (wrong, right) in carriers.sampled.items():
-        if wrong:
-            bad, good = (", ".join(map(str, indices)) for indices in (wrong, right))
-            tried = f"Of the {len(wrong) + len(right)} slices of {name} along axis {axis} that were tried one by one"
-            makes = f"{bad} make{'s' if len(wrong) == 1 else ''} it wrong"
-            does_not = f" and {good} do{'es' if len(right) == 1 else ''} not" if right else ""
-            sentences.append(f"{tried}, {makes}{does_not}; the rest were not tried.")
     return sentences
-
-
-def _format_ranges(spans: tuple[tuple[int, int], ...]) -> str:
-    return ", ".join(str(lo) if lo == hi else f"{lo}..{hi}" for lo, hi in spans)

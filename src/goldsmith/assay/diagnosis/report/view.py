@@ -7,21 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ...declare.axis_names import axis_names
-from ...noise.noise_floor import ulps
 from ...report.html import svg, view
 from ...report.html.maps import map_view
 from ...report.html.strip import UNNAMED_WORD
 from ...report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
 from ..causes.rank import displayed_causes
+from ..facts.spans import say
 from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
 
 if TYPE_CHECKING:
     from ..causes.rank import Cause
     from ..facts.evidence import Evidence, RunFact, StageState
-    from .result import DiagnosisFacts
+    from .result import Diagnosis
 
 STATE_WORD = {
     "ok": "right",
@@ -30,8 +27,7 @@ STATE_WORD = {
     "observed": "wrong, not isolated",
     "not judged": "not judged",
 }
-CELLS, PROFILE = 96, 128  # cells along a side of a map, and along an axis of a profile
-ULP_STEPS = (0.5, 1.0, 2.0, 8.0, 64.0, 4096.0)
+CELLS = 96  # along a side of a map
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Story:
     mend: str = ""
 
 
-def story(diagnosis: DiagnosisFacts) -> Story:
+def story(diagnosis: Diagnosis) -> Story:
     name = diagnosis.report.target or "the target"
     if diagnosis.verdict == PASS:
         partial = f" ({diagnosis.partial})" if diagnosis.partial else ""
@@ -74,7 +70,7 @@ def scored(cause: Cause) -> str:
     return f"{cause.id}, {'weak, ' if cause.weak else ''}score {cause.score:.2f}"
 
 
-def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
+def strip(diagnosis: Diagnosis) -> list[dict[str, str]]:
     """One box for each stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
     elsewhere = diagnosis.faults_of_other_runs()
     first = diagnosis.first_wrong_stage
@@ -91,7 +87,7 @@ def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     ]
 
 
-def stages(diagnosis: DiagnosisFacts) -> list[tuple[StageState, str]]:
+def stages(diagnosis: Diagnosis) -> list[tuple[StageState, str]]:
     """The table of stages, each with a remark on its state."""
     elsewhere = diagnosis.faults_of_other_runs()
     return [(s, f"but wrong in {elsewhere[s.name]}" if s.name in elsewhere else s.text) for s in diagnosis.stages]
@@ -107,7 +103,7 @@ def _word(stage: StageState, first: str, elsewhere: str) -> str:
     return STATE_WORD.get(stage.state, stage.state)
 
 
-def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
+def causes(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     return [
         {
             "cause": cause,
@@ -136,7 +132,7 @@ def _plain(value: object) -> str:
 # pictures
 
 
-def maps(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
+def maps(diagnosis: Diagnosis) -> list[dict[str, object]]:
     """The map of the first wrong tensor, then maps of other tensors that the check found wrong in that case."""
     drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
     known = {m.tensor for m in drawn}
@@ -144,7 +140,7 @@ def maps(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     return [map_view(m, CELLS) for m in drawn if view.pictured(m)]
 
 
-def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
+def case_table(diagnosis: Diagnosis) -> list[tuple[str, str, str]]:
     """(name, result, glyph) of each case; empty for a single one, which the page names anyway."""
     outcomes = case_outcomes(diagnosis)
     states = {PASSED: "ok", FAILED: "bad", REFUSED: "not judged", NOT_RUN: "absent"}
@@ -153,29 +149,7 @@ def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
     )
 
 
-def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
-    """Share of wrong elements at each index of each axis of the first wrong tensor; empty if all elements are wrong."""
-    from ..causes.rules.reading import Reading
-
-    wrong = Reading(diagnosis.evidence).wrong if diagnosis.evidence is not None else None
-    if wrong is None or not wrong.dim() or not bool(wrong.any()) or bool(wrong.all()):
-        return []
-    names = axis_names(wrong.shape, diagnosis.examined.get("sizes", {}))
-    out = []
-    for axis, name in enumerate(names):
-        length = wrong.shape[axis]
-        if length < 2:
-            continue
-        shares = wrong.double().movedim(axis, 0).reshape(length, -1).mean(1)
-        size = -(-length // PROFILE)
-        blocks = [block.max().item() for block in shares.split(size)]
-        label = f"axis {name}" if name.isdigit() else name
-        title = f"{diagnosis.first_wrong_stage}, {label}: share of wrong elements at each of {length} indices"
-        out.append({"name": label, "length": length, "drawing": svg.profile(blocks, title)})
-    return out
-
-
-def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
+def dependence(diagnosis: Diagnosis) -> list[dict[str, object]]:
     """Where the candidate depends on other slices of an input than the golden does."""
     influence = diagnosis.evidence.influence if diagnosis.evidence is not None else {}
     out = []
@@ -185,9 +159,9 @@ def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
         reached = view.join(list(fact.outputs)) or "the result"
         sentences = []
         if missing:
-            sentences.append(f"{_spans(missing)} should reach {reached}, but does not")
+            sentences.append(f"{say(missing)} should reach {reached}, but does not")
         if fact.extra:
-            sentences.append(f"{_spans(fact.extra)} reaches {reached}, but should not")
+            sentences.append(f"{say(fact.extra)} reaches {reached}, but should not")
         name = f"{fact.input}, axis {fact.axis}"
         out.append(
             {
@@ -201,44 +175,15 @@ def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     return out
 
 
-def _length(diagnosis: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
+def _length(diagnosis: Diagnosis, name: str, axis: int, ends: Sequence[int]) -> int:
     shape = diagnosis.examined.get("shapes", {}).get(name, ())
     return shape[axis] if axis < len(shape) else max([*ends, 0]) + 1
-
-
-def _spans(spans: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"{lo}" if lo == hi else f"{lo}..{hi}" for lo, hi in spans)
 
 
 # tables
 
 
-def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
-    """Errors of the first wrong tensor in units of the last place, as a histogram."""
-    evidence = diagnosis.evidence
-    if (
-        evidence is None
-        or evidence.got is None
-        or evidence.golden is None
-        or evidence.got.shape != evidence.golden.shape
-    ):
-        return []
-    dtype = getattr(torch, evidence.dtype, torch.float32)
-    if not dtype.is_floating_point or not evidence.got.numel():
-        return []
-    off = ulps(evidence.got, evidence.golden, dtype)
-    edges = torch.tensor(ULP_STEPS, dtype=off.dtype, device=off.device)
-    counts = torch.bincount(torch.bucketize(off, edges), minlength=len(ULP_STEPS) + 1).tolist()
-    labels = [f"up to {step:g}" for step in ULP_STEPS] + [f"above {ULP_STEPS[-1]:g}"]
-    rows = [{"label": f"{label} ulp", "count": n} for label, n in zip(labels, counts, strict=True)]
-    rows.append({"label": "not finite on one side", "count": evidence.got.numel() - off.numel()})
-    total = evidence.got.numel()
-    return [
-        r | {"share": r["count"] / total, "bar": svg.score(r["count"] / total, r["label"])} for r in rows if r["count"]
-    ]
-
-
-def runs(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
+def runs(diagnosis: Diagnosis) -> list[dict[str, str]]:
     """Other runs of the same case; consecutive runs with the same result share a line."""
     facts = list(diagnosis.evidence.runs.values()) if diagnosis.evidence is not None else []
     lines = []
@@ -260,34 +205,6 @@ def _outcome(run: RunFact) -> tuple[str, str]:
     return outcome, "the same" if run.same else f"up to {view.number(run.difference)} apart"
 
 
-def terms(evidence: Evidence | None) -> list[dict[str, str]]:
-    """Ratios and rearrangements that explain the error."""
-    if evidence is None:
-        return []
-    rows = []
-    for ratio in evidence.ratios:
-        rows.append(
-            {
-                "what": "candidate / golden is constant",
-                "where": ratio.group or "whole tensor",
-                "number": view.number(ratio.ratio) + (f" = {ratio.named}" if ratio.named else ""),
-                "explains": f"spread {view.number(ratio.spread)}",
-                "also": ", ".join(ratio.also),
-            }
-        )
-    for pattern in evidence.permutations:
-        rows.append(
-            {
-                "what": pattern.kind.replace("_", " "),
-                "where": "whole tensor",
-                "number": ", ".join(f"{k} {_plain(v)}" for k, v in pattern.params.items()),
-                "explains": pattern.text or f"{100 * pattern.match:.4g} % of the error",
-                "also": ", ".join(pattern.also),
-            }
-        )
-    return rows
-
-
 def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
     """Changes of one line of the golden that give the candidate's numbers; the best first."""
     return [
@@ -304,7 +221,7 @@ def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
     ]
 
 
-def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
+def case_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The data that reproduce the smallest failing case."""
     case = diagnosis.case
     if not case:
@@ -319,12 +236,10 @@ def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
         rows.append(("reduced by", "; ".join(map(str, case["steps"]))))
     if case.get("strides"):
         rows.append(("strides", "; ".join(f"{n} {tuple(s)}" for n, s in case["strides"].items())))
-    if case.get("layouts"):
-        rows.append(("layouts", "; ".join(f"{n} {layout}" for n, layout in case["layouts"].items())))
     return rows
 
 
-def details(diagnosis: DiagnosisFacts) -> view.Section:
+def details(diagnosis: Diagnosis) -> view.Section:
     """The check's own section without the parts that the page already shows."""
     section = view.section(
         view.Entry(diagnosis.report.target or "the target", report=diagnosis.report), max_rows=120, map_cells=CELLS

@@ -1,16 +1,15 @@
 """Finds the smallest case that still fails in the same way: first smaller sizes, then simpler values and layouts.
 
-The caller defines "in the same way": `still_fails(trial)` runs the trial and compares stage and cause. A smaller size
+The caller defines "in the same way": `still_fails(case)` runs the case and compares stage and cause. A smaller size
 may pass although an even smaller one fails (a mask may be wrong at 33 and 100, and right at 64). So the search tries
 small sizes first. Then it bisects between the smallest size that fails and the largest one below that passes.
 """
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,28 +25,16 @@ _NEARBY = 64  # sizes that are asked for, one after another, if a case has a `wh
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A case to try, and its layouts (input or "grad_<output>" -> name)."""
-
-    case: Case
-    layouts: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Shrunk:
-    """The smallest failing trial, the number of runs that found it, and the steps in words.
+    """The smallest failing case, the number of runs that found it, and the steps in words.
 
     partial  the runs or the time ended before everything was tried
     """
 
-    trial: Trial
+    case: Case
     runs: int
     steps: tuple[str, ...] = ()
     partial: bool = False
-
-    @property
-    def case(self) -> Case:
-        return self.trial.case
 
 
 class _BudgetSpent(Exception):
@@ -55,91 +42,49 @@ class _BudgetSpent(Exception):
 
 
 class _Search:
-    """The smallest failing trial so far, the steps that led to it, and the runs and times of all trials."""
+    """The smallest failing case so far, the steps that led to it, and the number of runs."""
 
-    def __init__(
-        self, trial: Trial, still_fails: Callable[[Trial], bool], runs: int, spent: Callable[[float], bool],
-        predict: Callable[[Trial], float],
-    ):  # fmt: skip
-        self.best, self.still_fails, self.max_runs, self.spent, self.predict = trial, still_fails, runs, spent, predict
+    def __init__(self, case: Case, still_fails: Callable[[Case], bool], runs: int, spent: Callable[[], bool]):
+        self.best, self.still_fails, self.max_runs, self.spent = case, still_fails, runs, spent
         self.runs = 0
-        self.times: list[tuple[float, float]] = []  # (predicted, measured) seconds of every trial
         self.steps: list[str] = []
-        self.history: list[tuple[Trial, tuple[str, ...]]] = [(trial, ())]  # after every step
 
-    def record(self, step: str) -> None:
-        self.steps.append(step)
-        self.history.append((self.best, tuple(self.steps)))
-
-    def try_out(self, trial: Trial) -> bool:
-        """Run a trial, and make it the best if it still fails. A trial that cannot be drawn or judged does not."""
-        predicted = self.predict(trial)
-        longest = max((seconds for other, seconds in self.times if other <= predicted), default=0.0)
-        if self.runs >= self.max_runs or self.spent(max(longest, predicted)):
+    def try_out(self, case: Case) -> bool:
+        """Run a case, and make it the best if it still fails. A case that cannot be drawn or judged does not."""
+        if self.runs >= self.max_runs or self.spent():
             raise _BudgetSpent
         self.runs += 1
-        began = time.perf_counter()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a smaller input causes them, e.g. the variance of a single number
-                fails = self.still_fails(trial)
+                fails = self.still_fails(case)
         except (TargetError, GoldenError):
-            fails = False
-        self.times.append((predicted, time.perf_counter() - began))
+            return False
         if fails:
-            self.best = trial
+            self.best = case
         return fails
 
 
 def shrink(
-    case: Case,
-    still_fails: Callable[[Trial], bool],
-    *,
-    layouts: Mapping[str, str] | None = None,
-    least: Mapping[str, int] | None = None,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-    runs: int = MOST_RUNS,
-    spent: Callable[[float], bool] = lambda more: False,
-    predict: Callable[[Trial], float] = lambda trial: 0.0,
-    shows_cause: Callable[[Trial], bool] = lambda trial: True,
-) -> Shrunk:
-    """The smallest trial for which `still_fails` is True.
+    case: Case, still_fails: Callable[[Case], bool], *, least: Mapping[str, int] | None = None,
+    dtype: torch.dtype = torch.float32, seed: int = 0, runs: int = MOST_RUNS, spent: Callable[[], bool] = lambda: False,
+) -> Shrunk:  # fmt: skip
+    """The smallest case for which `still_fails` is True.
 
     still_fails  called at most `runs` times; `case` itself is assumed to fail
-    spent        spent(more) is True if the time is over, or would be after `more` seconds
-    predict      the expected seconds of a trial
+    spent        True if the time is over
     least        lower limits of sizes
-    shows_cause  True if a case is still large enough to show the cause. Otherwise the last steps are undone until it
-                 is, with about five calls for a hundred steps.
 
     Sizes of a drawn case are lowered; for given tensors, axes of equal length are cut together. Then the search makes
     each input in turn zeros, ones or whole numbers, and contiguous.
     """
-    search = _Search(Trial(case, dict(layouts or {})), still_fails, runs, spent, predict)
-    partial = False
+    search, partial_search = _Search(case, still_fails, runs, spent), False
     try:
-        _sizes(search, _axes(case, dtype, seed) if case.given else None, least or {})
+        _sizes(search, _CutCase(case, case.build(dtype, "cpu", seed)) if case.given else None, least or {})
         _values(search, dtype, seed)
-        _layouts(search, dtype, seed)
     except _BudgetSpent:
-        partial = True
-    if search.best is not search.history[-1][0]:  # the time ended within a step
-        search.history.append((search.best, tuple(search.steps)))
-    best, steps = _last_that_shows(search.history, shows_cause)
-    return Shrunk(best, search.runs, steps, partial)
-
-
-def _last_that_shows(
-    steps: list[tuple[Trial, tuple[str, ...]]], shows_cause: Callable[[Trial], bool]
-) -> tuple[Trial, tuple[str, ...]]:
-    """The last step for which `shows_cause` is True, by bisection; the smallest trial if it is False for all."""
-    low, high = 0, len(steps) - 1
-    middle = high
-    while low < high:
-        low, high = (middle, high) if shows_cause(steps[middle][0]) else (low, middle - 1)
-        middle = (low + high + 1) // 2
-    return steps[low] if low or shows_cause(steps[0][0]) else steps[-1]
+        partial_search = True
+    return Shrunk(search.best, search.runs, tuple(search.steps), partial_search)
 
 
 # sizes
@@ -147,13 +92,13 @@ def _last_that_shows(
 Remake = Callable[[Mapping[str, int]], Case]
 
 
-def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> None:
-    start = search.best.case
+def _sizes(search: _Search, cut: _CutCase | None, least: Mapping[str, int]) -> None:
+    start = search.best
     if cut is None:
         sizes = {k: v for k, v in start.sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
         remake: Remake = lambda now: resized(start, now)  # noqa: E731 - named like the other
     else:
-        sizes, remake = dict(_lengths(cut)), cut
+        sizes, remake = dict(cut.lengths), cut
     now, seen = dict(sizes), {tuple(sizes.values()): True}
 
     def still_fails(name: str, value: int) -> bool:
@@ -162,7 +107,7 @@ def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> Non
         if value < least.get(name, 0):
             return False
         if key not in seen:
-            seen[key] = search.try_out(Trial(remake(other), search.best.layouts))
+            seen[key] = search.try_out(remake(other))
         return seen[key]
 
     def allowed(name: str, value: int) -> bool:
@@ -180,7 +125,7 @@ def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> Non
         for name in sorted(now, key=lambda n: -now[n]):
             smaller = _smaller(now[name], partial(still_fails, name), partial(allowed, name))
             if smaller < now[name]:
-                search.record(f"{name}: {now[name]} -> {smaller}")
+                search.steps.append(f"{name}: {now[name]} -> {smaller}")
                 now[name], changed = smaller, True
 
 
@@ -233,14 +178,6 @@ class _CutCase:
         return replace(self.case, draw=draw, name=f"{self.case.name}[{label}]" if label else self.case.name)
 
 
-def _axes(case: Case, dtype: torch.dtype, seed: int) -> _CutCase:
-    return _CutCase(case, case.build(dtype, "cpu", seed))
-
-
-def _lengths(cut: Remake) -> dict[str, int]:
-    return cut.lengths if isinstance(cut, _CutCase) else {}
-
-
 def _narrowed(tensor: Tensor, now: Mapping[str, int]) -> Tensor:
     for axis, length in enumerate(tensor.shape):
         tensor = tensor.narrow(axis, 0, now.get(str(length), length))
@@ -263,26 +200,16 @@ def _values(search: _Search, dtype: torch.dtype, seed: int) -> None:
                 continue
             if torch.equal(simpler(tensor), tensor):
                 break  # it is already this simple
-            case = _changed(search.best.case, name, simpler)
-            if search.try_out(replace(search.best, case=case)):
-                search.record(f"{name}: {form}")
+            if search.try_out(_changed(search.best, name, simpler)):
+                search.steps.append(f"{name}: {form}")
                 break
-
-
-def _layouts(search: _Search, dtype: torch.dtype, seed: int) -> None:
-    for name in list(search.best.layouts):
-        left = {k: v for k, v in search.best.layouts.items() if k != name}
-        if search.try_out(replace(search.best, layouts=left)):
-            search.record(f"{name}: plain layout")
     for name, tensor in _tensors(search, dtype, seed):
-        if not tensor.is_contiguous():
-            case = _changed(search.best.case, name, lambda t: t.contiguous())
-            if search.try_out(replace(search.best, case=case)):
-                search.record(f"{name}: contiguous")
+        if not tensor.is_contiguous() and search.try_out(_changed(search.best, name, Tensor.contiguous)):
+            search.steps.append(f"{name}: contiguous")
 
 
 def _tensors(search: _Search, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
-    drawn = search.best.case.build(dtype, "cpu", seed)
+    drawn = search.best.build(dtype, "cpu", seed)
     return iter([(n, v) for n, v in drawn.items() if isinstance(v, Tensor) and v.numel()])
 
 

@@ -10,8 +10,6 @@ from ..edits.golden_edit import NamedEdit
 from ..graph.loops import signature
 from ..graph.node import Node
 from ..graph.tensors import whole
-from .change import Change
-from .edited import change_of
 
 _MOST = 64  # operators in a group
 _SHOWN = 4096  # integers to compare
@@ -30,7 +28,7 @@ def _listed(args: tuple) -> list:
     return [b for a in args if isinstance(a, list | tuple) for b in a]
 
 
-def grouped(calls: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def grouped(calls: Sequence[Node], changes: Mapping[int, Sequence[NamedEdit]]) -> Iterator[NamedEdit]:
     """One change for every kind shared by all operators of a line, of an expression, or with the same indices."""
     groups: dict[tuple, list[Node]] = {}
     for call in calls:
@@ -59,12 +57,12 @@ def _in_turn(groups: Mapping[tuple, Sequence[Node]]) -> Iterator[Sequence[Node]]
                 yield from (members[i::each] for i in range(each))
 
 
-def together(members: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def together(members: Sequence[Node], changes: Mapping[int, Sequence[NamedEdit]]) -> Iterator[NamedEdit]:
     """One change for every kind that all members share."""
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
         alike = [k[kind] for k in kinds if kind in k]
-        if len(alike) != len(members) or first.edit is None:
+        if len(alike) != len(members):
             continue
         text = f"{first.text}, in {len(members)} places"
         if first.free is not None:  # the fitted number comes after it
@@ -72,9 +70,9 @@ def together(members: Sequence[Node], changes: Mapping[int, Sequence[Change]]) -
         cause, also = first.cause, first.also
         if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
             cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
-        actions = tuple(action for c in alike if c.edit is not None for action in c.edit.actions)
+        actions = tuple(action for c in alike for action in c.edit.actions)
         edit = replace(first.edit, actions=actions)
-        yield change_of(NamedEdit(cause, text, edit, first.prior - 0.05, first.params, also, first.free))
+        yield replace(first, cause=cause, text=text, edit=edit, prior=first.prior - 0.05, also=also)
 
 
 def _running(members: Sequence[Node]) -> bool:
@@ -83,9 +81,9 @@ def _running(members: Sequence[Node]) -> bool:
     return members[0].name in ("add", "add_") and all(a.index in b.makers for a, b in chained)
 
 
-def _kinds(call: Node, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
+def _kinds(call: Node, changes: Sequence[NamedEdit]) -> dict[tuple[str, str, int], NamedEdit]:
     """Changes by cause, text without names and numbers, and position among equal ones."""
-    kinds: dict[tuple[str, str, int], Change] = {}
+    kinds: dict[tuple[str, str, int], NamedEdit] = {}
     for change in changes:
         text = change.text
         for name in sorted({call.expression, *call.operands}, key=len, reverse=True):

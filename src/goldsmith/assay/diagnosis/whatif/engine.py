@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,27 +14,27 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun
 from ...judge.examination import Examination
+from ..edits.golden_edit import Action, EditedRun, NamedEdit
+from ..edits.saved import THROUGH
 from ..experiments.isolate import named
 from ..facts.evidence import WhatIf
 from ..facts.numbers import known
 from ..graph.golden import Golden
-from ..graph.node import Changed, Instead, Node, behind, compared
+from ..graph.graph import followed
+from ..graph.node import Changed, Instead, Key, Node, behind, compared
 from ..graph.recording import Listening
 from ..graph.replay import Replay, Unknown, taped
 from . import offers
-from .change import Change
 from .free_numbers import EXPLAINED, sought
 from .judge import Judge
 from .vanishing import vanishing
 from .whole_runs import composed_slices
-from .witness import Operators, Witness, called, few, of_this_draw, operators
+from .witness import Operators, Witness, called, few, operators
 
 _MOST_CHANGES = 4000  # changes to try
 _MOST_EXPLANATIONS = 12
 _LEAST_SECONDS = 1.0  # CPU seconds: shortest further search for a change that also explains the other results
 _EMPTY_GROUP = "empty_group"
-_EXPLAINED_ELSEWHERE = 0.5  # share of the squared error that a change must explain at another magnitude
-SMALL = 64.0  # in units of the bound: an error that rounding may hide
 # (d, s): after a change that explains the share s of the other results, changes whose prior is lower by d are skipped
 _ALL_OTHERS, _MOST_OTHERS = (0.15, 1.0), (0.3, 0.8)
 
@@ -80,8 +80,6 @@ class Search:
 
     left       whether untried changes are left
     left_out   kinds of changes that could not be offered for this golden -> the error
-    magnitudes searches of the same case with larger or smaller inputs: a change must fit these as well
-    seen       text about the magnitude, appended to the text of each explanation
     """
 
     def __init__(
@@ -90,8 +88,6 @@ class Search:
         self.examination, self.tensor, self.judge, self.own = examination, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}
-        self.magnitudes: list[Search] = []
-        self.seen = ""
         self.behind: set[int] = set()  # the operators that the wrong tensor depends on
         self.operators: frozenset[str] = frozenset()  # their names
         self.alike = ""  # the expression of another tensor of the golden that equals the wrong one
@@ -100,12 +96,13 @@ class Search:
         material = examination.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)
 
-        self._untried: Iterator[tuple[int, Change]] | None = None
-        self._explanations: list[tuple[Change, WhatIf]] = []
+        self._untried: Iterator[tuple[int, NamedEdit]] | None = None
+        self._explanations: list[tuple[NamedEdit, WhatIf]] = []
         self._texts: set[tuple[str, str]] = set()
         self._least_prior = 0.0  # changes with this prior or less are not tried
         self._witnesses: list[Witness] | None = None
-        self._vanishing: dict[int, Changed] = {}  # operators whose result is 0 for every input
+        self._calls: list[Node] = []  # the operators of the recorded run
+        self._vanishing: dict[int, Action] = {}  # operators whose result is 0 for every input
         self._before_vanishing: set[int] = set()  # the operators that `_vanishing` depend on
         self._compared: set[int] = set()  # operators whose results are compared, so that a choice depends on them
 
@@ -116,7 +113,7 @@ class Search:
         much rarer. If it does not explain the other results, the search takes as long again and then stops.
         """
         if self._untried is None:
-            self._untried = enumerate(self._changes(self._calls()))
+            self._untried = enumerate(self._changes(self.record()))
         enough = self._enough_time()
         for count, change in self._untried:
             if change.prior <= self._least_prior or count >= _MOST_CHANGES:
@@ -127,16 +124,13 @@ class Search:
                 self._explanations.append((change, what))
                 self._raise_least_prior(change, what)
             if spent() or enough():
-                return self._whatifs()
+                return self._ranked(self._explanations)
         self.left = False
-        return self._whatifs()
+        return self._ranked(self._explanations)
 
-    def explanations(self) -> list[tuple[Change, WhatIf]]:
+    def explanations(self) -> list[tuple[NamedEdit, WhatIf]]:
         """All changes that explain the tensor so far, unordered."""
         return list(self._explanations)
-
-    def _whatifs(self) -> list[WhatIf]:
-        return [replace(w, text=w.text + self.seen) for w in self._ranked(self._explanations)]
 
     def _enough_time(self) -> Callable[[], bool]:
         """A function: whether at least two seconds, and twice the time until the first exact change, have passed."""
@@ -151,7 +145,7 @@ class Search:
 
         return enough
 
-    def _raise_least_prior(self, change: Change, what: WhatIf) -> None:
+    def _raise_least_prior(self, change: NamedEdit, what: WhatIf) -> None:
         if not (what.exact and what.whole and change.free is None and what.prior - _ALL_OTHERS[0] > self._least_prior):
             return
         others = self._share_of_others(change)
@@ -159,10 +153,11 @@ class Search:
             if others >= share:
                 self._least_prior = max(self._least_prior, what.prior - rarer)
 
-    def _calls(self) -> list[Node]:
+    def record(self) -> list[Node]:
+        """The operators of a run, whose names and dependences the search keeps."""
         mode = Listening().record()
         value = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
-        calls = mode.calls or []
+        calls = self._calls = mode.calls or []
         key = -1 if value is None else mode.key_of(value)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
@@ -173,7 +168,7 @@ class Search:
         self.alike = next((c.expression for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
-    def _changes(self, calls: list[Node]) -> Iterator[Change]:
+    def _changes(self, calls: list[Node]) -> Iterator[NamedEdit]:
         """The allowed changes that reach the wrong elements, in order of their priors."""
         reached: dict[int, bool] = {}
         for change in sorted(filter(self.allows, offers.of(self, calls)), key=lambda c: -c.prior):
@@ -183,7 +178,7 @@ class Search:
             if at < 0 or reached[at]:
                 yield change
 
-    def allows(self, change: Change) -> bool:
+    def allows(self, change: NamedEdit) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None
 
     def _reaches(self, call: Node) -> bool:
@@ -197,7 +192,7 @@ class Search:
 
         if not isinstance(call.out, Tensor) or not call.out.is_floating_point():
             return True
-        value = self._value(call.index, poisoned)
+        value = (self.values_after({call.index: poisoned}, self.tensor) or {}).get(self.tensor)
         if value is None or bool((torch.isnan(value) | ~self.judge.wrong_at).all()):
             return True
         return (
@@ -211,22 +206,15 @@ class Search:
             return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
         return None
 
-    def _value(
-        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None = None
-    ) -> Tensor | None:
-        value = self.values_after(at, change, leaves, self.tensor)
-        return None if value is None else value.get(self.tensor)
-
     def values_after(
-        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
-        wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
-        golden: Golden | None = None, scalars: Mapping[str, Any] | None = None, sure: bool = False,
+        self, changes: Mapping[int, Changed], until: str, leaves: Mapping[str, Tensor] | None = None, wrap: str = "",
+        saved: Instead | None = None, golden: Golden | None = None, scalars: Mapping[str, Any] | None = None,
+        sure: bool = False,
     ) -> dict[str, Tensor] | None:  # fmt: skip
-        """The golden's tensors up to `until` with the change applied, or None if it raises.
+        """The golden's tensors up to `until` with these operators changed, or None if it raises.
 
         sure: run the whole golden, even if a replay of the recorded run is possible.
         """
-        changes = dict(group) if group else {at: change} if change is not None else {}
         leaves, golden = self.leaves if leaves is None else leaves, golden or self.golden
         own = golden is self.golden and until == self.tensor and not (wrap or scalars or sure)
         try:
@@ -234,39 +222,35 @@ class Search:
                 with suppress(Unknown):
                     other = {n: t for n, t in leaves.items() if t is not self.leaves.get(n)}
                     return {until: self.replay.value(changes, other, saved)}
-            return golden.run_under(Listening(changes, wrap=wrap, saved=saved), leaves, until, scalars)
+            return golden.run_under(Listening(dict(changes), wrap=wrap, saved=saved), leaves, until, scalars)
         except Exception:  # noqa: BLE001 - for example shapes that do not fit
             return None
 
     def _run_changed(
-        self, change: Change, until: str, draw: Witness | None = None, *, sure: bool = False
+        self, change: NamedEdit, until: str, draw: Witness | None = None, *, sure: bool = False
     ) -> dict[str, Tensor] | None:
         leaves, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
+        run, edit = EditedRun(change.edit), change.edit
         try:
-            leaves = {**leaves, **change.leaves(leaves)} if change.leaves is not None else leaves
+            if change.before is not None:
+                change.before(leaves)
+            leaves = {**leaves, **run.inputs(leaves)} if run.needs_inputs and not edit.backward_only else leaves
         except (RuntimeError, ZeroDivisionError):  # for example numbers that the input's dtype cannot hold
             return None
         if change.composed is not None:
             return composed_slices.composed_values(
-                change, leaves, lambda other: self.values_after(-1, None, other, until, golden=golden, sure=sure), until
+                change, leaves, lambda other: self.values_after({}, until, other, golden=golden, sure=sure), until
             )
-        return self.values_after(
-            change.at, change.change, leaves, until, change.wrap, change.saved, change.group, golden, change.scalars,
-            sure,
-        )  # fmt: skip
+        if edit.backward_only:
+            return self.values_after({}, until, leaves, saved=partial(self._saved, run), golden=golden, sure=sure)
+        changes = dict(run.changes())
+        return self.values_after(changes, until, leaves, edit.wrap, change.saved, golden, dict(edit.scalars), sure)
 
-    def fits_other_magnitudes(self, change: Change) -> bool:
-        """Whether the change also explains the errors at other magnitudes, as far as rounding shows them."""
-        if not self.magnitudes or change.drawn or of_this_draw(change):
-            return True
-        for other in self.magnitudes:
-            if other.all_operators == self.all_operators:
-                share, _ = other.judge.explained((other._run_changed(change, self.tensor) or {}).get(self.tensor))
-                if share <= _EXPLAINED_ELSEWHERE or other.judge.worst > SMALL and share < EXPLAINED:
-                    return False
-        return True
+    def _saved(self, run: EditedRun, tensors: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+        """What the backward reads instead; copies of the edited tensors change with them."""
+        return followed(self._calls, run.saved(tensors), THROUGH)
 
-    def explains_other_draws(self, change: Change) -> bool:
+    def explains_other_draws(self, change: NamedEdit) -> bool:
         """Whether the change also explains the candidate's results for other draws of the case."""
         if self._witnesses is None:
             self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
@@ -291,30 +275,29 @@ class Search:
         """All operators of the golden in order, forward and backward."""
         return operators(self.golden, self.leaves)
 
-    def _explains_another_draw(self, change: Change) -> bool:
+    def _explains_another_draw(self, change: NamedEdit) -> bool:
         """Whether a change that explains one draw also explains another; True if this cannot be tested.
 
         It can be tested only if the golden calls the same operators on both draws, because a change names an operator
         by its index.
         """
-        if few(self.judge) or change.drawn or change.composed is not None or of_this_draw(change):
+        if few(self.judge) or change.drawn or change.composed is not None or change.of_this_draw:
             return True
         if self._witnesses is None:
             self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
         alike = [draw for draw in self._witnesses if draw.operators == self.all_operators]
         return not alike or self.explains_other_draws(change)
 
-    def _try(self, change: Change) -> WhatIf | None:
+    def _try(self, change: NamedEdit) -> WhatIf | None:
         if change.free is not None:
             return sought(self, change)
         value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
-        if share < EXPLAINED and any(
-            at in self._before_vanishing and at not in self._vanishing for at, _ in change.all
-        ):
-            change = replace(change, group=(*self._vanishing.items(), *change.all), edit=None)
+        if share < EXPLAINED and change.places & self._before_vanishing - self._vanishing.keys():
+            edit = replace(change.edit, actions=(*self._vanishing.values(), *change.edit.actions))
+            change = replace(change, edit=edit)
             value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
         if value is None:
@@ -323,12 +306,7 @@ class Search:
         if share < EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if (
-            share < EXPLAINED
-            or few(self.judge)
-            and not self.explains_other_draws(change)
-            or not self.fits_other_magnitudes(change)
-        ):
+        if share < EXPLAINED or few(self.judge) and not self.explains_other_draws(change):
             return None
         if exact and whole and not self._explains_another_draw(change):
             return None
@@ -340,7 +318,7 @@ class Search:
             change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
         )
 
-    def _ranked(self, pairs: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
+    def _ranked(self, pairs: list[tuple[NamedEdit, WhatIf]]) -> list[WhatIf]:
         """The explanations in order: exact ones, those that explain the other results, and then by prior."""
         named = (lambda w: w.exact, lambda w: w.whole, lambda w: "value" not in w.params or w.params.get("named"))
         for better in named:  # a fitted number without a meaning in the case may imitate a plain change
@@ -357,10 +335,10 @@ class Search:
         return kept[:_MOST_EXPLANATIONS]
 
     @staticmethod
-    def _best(pairs: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
+    def _best(pairs: list[tuple[NamedEdit, WhatIf]], shares: list[float]) -> list[tuple[NamedEdit, WhatIf]]:
         return [pair for pair, share in zip(pairs, shares, strict=True) if share >= max(shares) - 1e-9]
 
-    def _share_of_others(self, change: Change, *, forward: bool = False) -> float:
+    def _share_of_others(self, change: NamedEdit, *, forward: bool = False) -> float:
         """The share of the candidate's other results that the change explains; forward: gradients are not counted."""
         if change.free is not None:
             return 1.0

@@ -1,34 +1,39 @@
-"""Fits the unknown number of a change, and names the number."""
+"""Fits the unknown number of an edit to the candidate's values, and names the number."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from ..edits.golden_edit import EditedRun, NamedEdit
 from ..facts.evidence import WhatIf
 from ..facts.numbers import name
-from .change import Change
-from .gauss_newton import fitting
-from .search_context import SearchContext
+from .judge import Judge
 from .witness import few
 
+if TYPE_CHECKING:
+    from .engine import Search
+
 EXPLAINED = 0.999  # share of the squared error
+_STEPS = 14
+_HALVED = 3
+Make = Callable[[float], Tensor | None]
 
 
-def sought(search: SearchContext, change: Change) -> WhatIf | None:
+def sought(search: Search, change: NamedEdit) -> WhatIf | None:
     """The change with its best number; a factor is fitted by its logarithm."""
-    if change.change is None or change.free is None:
+    if change.free is None:
         return None
-    make, factor = change.change, change.free == 1.0
+    factor = change.free == 1.0
 
     def at(t: float) -> Tensor | None:
-        number = math.exp(t) if factor else t
-        group = tuple((i, of(number)) for i, of in change.group)
-        value = (search.values_after(change.at, make(number), None, search.tensor, group=group) or {}).get(
-            search.tensor
-        )
+        run = EditedRun(change.edit.with_number(math.exp(t) if factor else t))
+        value = (search.values_after(dict(run.changes()), search.tensor) or {}).get(search.tensor)
         return value if value is not None and value.shape == search.judge.got.shape else None
 
     begin = 0.0 if factor else change.free
@@ -36,16 +41,12 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
     if best is None or best.share < EXPLAINED or best.at == begin:
         return None
     number = math.exp(best.at) if factor else best.at
-    fitted = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
+    fitted = replace(change, edit=change.edit.with_number(number), free=None)
     confirmed = not few(search.judge) or search.explains_other_draws(fitted)
-    return (
-        _number(search, change, number, best.share, best.exact)
-        if confirmed and search.fits_other_magnitudes(fitted)
-        else None
-    )
+    return _number(search, change, number, best.share, best.exact) if confirmed else None
 
 
-def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
+def _number(search: Search, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
     """The meaning of the best number."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
         return None  # 0 or 1, a missing or an unchanged term: another change covers it
@@ -61,3 +62,47 @@ def _number(search: SearchContext, change: Change, number: float, share: float, 
     text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
     params = {**change.params, "value": number, "named": called}
     return WhatIf(cause, text, search.tensor, share, exact, params, prior=prior, also=change.also)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best number, the share of the squared error it explains, and whether nothing is left beyond rounding."""
+
+    at: float
+    share: float
+    exact: bool
+
+
+def fitting(make: Make, judge: Judge, begin: float, farthest: float) -> Best | None:
+    """Gauss-Newton from `begin`, in steps of at most `farthest`; a step that does not help is halved."""
+    t, step, halved = begin, 0.0, 0
+    best: Best | None = None
+    for _ in range(_STEPS):
+        value = make(t)
+        share, exact = judge.explained(value)
+        if value is None or (best is not None and share <= best.share):
+            if best is None or halved > _HALVED or best.exact:
+                break
+            halved, step = halved + 1, step / 2
+            t = best.at + step
+            continue
+        best = Best(t, share, exact)
+        step = _step(make, judge, t, value)
+        if abs(step) < 1e-9 * max(abs(t), 1e-9) or not abs(step) < 1e9:
+            break
+        step = max(-farthest, min(farthest, step))
+        t += step
+    return best
+
+
+def _step(make: Make, judge: Judge, t: float, value: Tensor) -> float:
+    small = 1e-5 * max(1.0, abs(t)) if t else 1e-7
+    further = make(t + small)
+    if further is None:
+        return 0.0
+    left = judge.residual(value)
+    slope = (further - value).flatten() / small / judge.bound.flatten()
+    good = torch.isfinite(slope) & torch.isfinite(left)
+    slope, left = slope[good], left[good]
+    size = float(slope.square().sum())
+    return float((slope * left).sum()) / size if size else 0.0

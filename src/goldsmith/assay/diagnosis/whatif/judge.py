@@ -31,8 +31,6 @@ class Judge:
         )
         self.error = self._units(golden)
         self.golden = golden
-        away = torch.where(self.finite & torch.isfinite(golden), (self.got - golden).abs() / self.bound, 0.0)
-        self.worst = float(away.max()) if away.numel() else 0.0  # error in units of the bound
 
     def _units(self, value: Tensor) -> float:
         finite = torch.isfinite(value)

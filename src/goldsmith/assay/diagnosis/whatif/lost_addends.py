@@ -15,10 +15,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ..edits.golden_edit import RESULT, NamedEdit, do, named
+from ..edits.primitives.tensors import replace_by
 from ..edits.reductions import one_axis
 from ..graph.node import Key, Node
 from ..graph.tensors import floating
-from .change import Change, with_result
 from .judge import Judge
 
 # at most: elements of the incoming gradient, of the result, and pairs of both
@@ -33,7 +34,7 @@ _NUMBERS = 1 << 20  # addends of a sum of the forward, at most
 _SPARSE = 0.5  # share of its addends: with more nonzero ones it is not a scatter
 
 
-def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[NamedEdit]:
     for call in calls:
         made = call.index in among and floating(call.out) and call.out.numel() == judge.golden.numel()
         if not made or call.backward and call.out.numel() > _PLACES:
@@ -46,7 +47,7 @@ def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[Ch
             times = torch.where(golden == 0, times, golden / out)
         change = _change(calls, call, judge, times)
         if change is not None:
-            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
+            yield replace(change, drawn=True, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
 
 
 def _linear(calls: Sequence[Node], call: Node, i: int, a: object) -> bool:
@@ -110,7 +111,7 @@ def _sent(call: Node, at: int) -> Addends | None:
     return addends, torch.arange(len(rows), device=addends.device).expand(addends.shape), sent
 
 
-def _change(calls: Sequence[Node], call: Node, judge: Judge, times: Tensor) -> Change | None:
+def _change(calls: Sequence[Node], call: Node, judge: Judge, times: Tensor) -> NamedEdit | None:
     known = _addends(calls, call)
     if known is None:
         return None
@@ -142,8 +143,7 @@ def _change(calls: Sequence[Node], call: Node, judge: Judge, times: Tensor) -> C
     if not call.backward and sent is not None and cause != "lost_update":
         return None  # a part of the rows that are added: edits of the operator say which part
     text = f"of the addends of {call.expression} {how}"
-    change = with_result(lambda out, v=whole: v.reshape(out.shape))
-    return Change(cause, text, call.index, change, {"addends": most}, 0.5, also=also)
+    return named(call, cause, 0.5, text, (RESULT, do(replace_by, new=whole)), also=also, addends=most)
 
 
 def _dealt(addends: Tensor, kept: Tensor, source: Tensor, right: set[int]) -> tuple[str, str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,9 +20,6 @@ from ..graph.graph import Graph
 from ..graph.loops import turning
 from ..graph.node import Node
 from . import call_groups, lost_addends
-from .change import Change
-from .edited import changes
-from .search_context import SearchContext
 from .whole_runs import (
     composed_slices,
     padded_ends,
@@ -32,7 +29,10 @@ from .whole_runs import (
     swapped_results,
 )
 
-Source = Callable[..., Iterable[NamedEdit | Change]]
+if TYPE_CHECKING:
+    from .engine import Search
+
+Source = Callable[..., Iterable[NamedEdit]]
 # (kind, its edits, the arguments by name)
 _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("inputs", input_edits.edits, "inputs narrowable"),
@@ -66,18 +66,18 @@ _OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
-def of(search: SearchContext, nodes: list[Node]) -> list[Change]:
+def of(search: Search, nodes: list[Node]) -> list[NamedEdit]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
     offered = partial(_offered, search, nodes)
     known = _arguments(search, nodes)
 
-    def of_table(table: tuple[tuple[str, Source, str], ...]) -> list[Change]:
+    def of_table(table: tuple[tuple[str, Source, str], ...]) -> list[NamedEdit]:
         return [c for kind, edits, names in table for c in offered(kind, edits, *(known[n] for n in names.split()))]
 
     waiting = of_table(_KINDS)
     behind = [node for node in nodes if node.index in search.behind]
     in_loops = turning(behind)
-    by_node: dict[int, list[Change]] = {}
+    by_node: dict[int, list[NamedEdit]] = {}
     for node in behind:
         own = [c for kind, edits in _OF_A_NODE for c in offered(kind, edits, node, nodes) if search.allows(c)]
         often = offered("repeated", reduction_edits.repeated, node)
@@ -86,13 +86,13 @@ def of(search: SearchContext, nodes: list[Node]) -> list[Change]:
             by_node[node.index] = [*own, *often]
     waiting += offered("call groups", call_groups.grouped, nodes, by_node)
     waiting += offered("recomputation", recomputation.changes, nodes, by_node, search.tensor)
-    waiting += _drawn(offered("lost addends", lost_addends.changes, nodes, search.behind, search.judge))
+    waiting += offered("lost addends", lost_addends.changes, nodes, search.behind, search.judge)
     if search.tensor.endswith(".grad"):
         waiting += of_table(_OF_A_BACKWARD)
     return waiting
 
 
-def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
+def _arguments(search: Search, nodes: list[Node]) -> Mapping[str, Any]:
     """The arguments of the tables, by name."""
     examination = search.examination
     material, ref = examination.material, examination.ref
@@ -108,15 +108,10 @@ def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _drawn(changes: list[Change]) -> list[Change]:
-    """Marks changes that were derived from the candidate's numbers, or from other such changes."""
-    return [replace(change, drawn=True) for change in changes]
-
-
-def _offered(search: SearchContext, nodes: list[Node], kind: str, edits: Source, *arguments: object) -> list[Change]:
+def _offered(search: Search, nodes: list[Node], kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
     """The changes of one kind; none if it raises an error, which is noted in `search.left_out`."""
     try:
-        return [replace(change, kind=kind) for change in changes(edits(*arguments), nodes)]
+        return [replace(edit, kind=kind) for edit in edits(*arguments)]
     except Exception as error:  # noqa: BLE001 - goldens have every form, and each kind reads one that it knows
         search.left_out[kind] = f"{type(error).__name__}: {str(error).strip()[:200]}"
         return []

@@ -7,21 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..graph.node import Changed, Key, Node
+from ..edits.golden_edit import RESULT, Action, do
+from ..edits.primitives.formulas import applied
+from ..edits.primitives.tensors import replace_by
+from ..graph.node import Key, Node
 from ..graph.tensors import floating
-from .change import instead, with_result
 
 _SUMS = frozenset("add add_ sub sub_".split())
 _LEAST = 1e-12  # relative to the addends' size: a smaller sum is zero for every input
 
 
-def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Changed]:
-    """Backward sums that are 0 for every input, or that have such an addend, with a change that keeps them as they are.
+def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Action]:
+    """Backward sums that are 0 for every input, or have such an addend, with an action that keeps them as they are.
 
     An example is the path of a norm's mean through its variance: a kernel's formula does not have it. When another
     operator is changed, autograd's value of that path is no longer 0.
     """
-    zeroed: dict[int, Changed] = {}
+    zeroed: dict[int, Action] = {}
     sizes: dict[Key, float] = {}  # key -> size of the cancelling addends; a maximum that is subtracted has no gradient
     for call in calls:
         if not (call.backward and call.index in among and floating(call.out) and call.out.numel()):
@@ -31,7 +33,8 @@ def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Changed]:
                 [sizes.get(key, 0.0) for key in call.makers] + [float(t.detach().abs().amax()) for t in call.tensors]
             )
             if size > 0 and bool((call.out.abs() <= _LEAST * size).all()):
-                zeroed[call.index], sizes[call.index] = with_result(torch.zeros_like), size
+                zeroed[call.index] = Action(call.index, RESULT, do(applied, of=torch.zeros_like))
+                sizes[call.index] = size
         if call.name != "sum":
             continue
         maker, addends = _maker(calls, call.makers[0]), [call.args[0]]
@@ -40,7 +43,7 @@ def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Changed]:
         if maker is not None and maker.name in _SUMS and maker.out.shape == call.args[0].shape:
             addends += [t for t in maker.tensors[:2] if t.shape == maker.out.shape]
         if any(vanishes(call, t) for t in addends):
-            zeroed[call.index] = instead(lambda *args, out=call.out, **kwargs: out.clone())
+            zeroed[call.index] = Action(call.index, RESULT, do(replace_by, new=call.out))
     return zeroed
 
 

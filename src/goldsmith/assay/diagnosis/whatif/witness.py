@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
-from types import CellType, FunctionType
-from typing import Any
+from functools import cached_property
 
 from torch import Tensor
 
@@ -20,9 +18,7 @@ from ...judge.examination import Examination
 from ...probes import decisions
 from ..experiments.isolate import named
 from ..graph.golden import Golden
-from ..graph.node import Node
 from ..graph.recording import Listening
-from .change import Change
 from .judge import Judge
 
 FEW = 8  # wrong elements, at most, that a change can explain by chance
@@ -62,35 +58,6 @@ def called(examination: Examination, tensor: str, own: CandidateRun, judge: Judg
     """The witnesses for changes that should explain `tensor`; one is enough if the first draw has many elements."""
     draws = range(1, _DRAWS + 1) if few(judge) else range(1, 2)
     return [w for w in (_witness(examination, tensor, own, salt) for salt in draws) if w is not None]
-
-
-def of_this_draw(change: Change) -> bool:
-    """Whether a change contains numbers of the draw it was offered for, so that it holds for no other draw."""
-    if change.edit is not None:
-        settings = [value for action in change.edit.actions for _, value in action.primitive.settings]
-        return any(isinstance(value, Tensor) and value.numel() > 1 for value in settings)
-    waiting: list[Any] = [change.change, change.leaves, change.saved, change.group]
-    seen: set[int] = set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Tensor) and value.numel() > 1 or isinstance(value, Node):
-            return True
-        if isinstance(value, tuple | list):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, partial):
-            waiting += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, FunctionType):
-            waiting += [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
-            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    return False
-
-
-_EMPTY = CellType()
 
 
 def _steered_alike(examination: Examination, other: Material) -> Material:

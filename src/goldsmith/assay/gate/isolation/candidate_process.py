@@ -380,7 +380,7 @@ class CandidateProcess:
 
 def _stands_alone(settings: RunSettings) -> bool:
     """Whether a run has nothing to do with other runs."""
-    return settings.plain is settings.between is settings.kept_inputs is None and not settings.earlier
+    return settings.plain is settings.between is None and not settings.earlier
 
 
 def _bytes(material: Material) -> int:

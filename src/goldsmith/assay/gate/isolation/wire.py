@@ -17,7 +17,6 @@ from ...execute.interpreter import Interpreted
 from ...execute.memory import Overrun
 from ...execute.records import (
     CandidateRun,
-    KeptInputs,
     Material,
     OpenGraph,
     OpenGraphs,
@@ -44,8 +43,6 @@ def run_of(request: Mapping[str, Any], parts: Parts) -> tuple[Material, RunSetti
     settings = dict(request["settings"])
     if settings["between"] is not None:
         settings["between"] = Material(side, **settings["between"])
-    if settings["kept_inputs"] is not None:
-        settings["kept_inputs"] = KeptInputs(**settings["kept_inputs"])
     if settings["plain"] is not None:
         others = tuple(Material(side, **m) for m in settings["plain"]["others"])
         backward = tuple(PlainBackward(**b) for b in settings["plain"]["backward"])
@@ -95,7 +92,6 @@ def _material(material: Material) -> dict[str, object]:
 def _settings(settings: RunSettings) -> dict[str, object]:
     data = {f.name: getattr(settings, f.name) for f in fields(settings)}
     data["between"] = None if settings.between is None else _material(settings.between)
-    data["kept_inputs"] = None if settings.kept_inputs is None else asdict(settings.kept_inputs)
     if settings.plain is not None:
         data["plain"] = {f.name: getattr(settings.plain, f.name) for f in fields(settings.plain)}
         data["plain"]["others"] = [_material(m) for m in settings.plain.others]
@@ -157,7 +153,6 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         interpreted=Interpreted(int(data["interpreted"]["launches"]), bool(data["interpreted"]["bfloat16"])),
         between=None if data["between"] is None else _run(data["between"]),
         earlier=_tensors(data["earlier"]),
-        placed=bool(data["placed"]),
         plain=None if data["plain"] is None else _plain(data["plain"]),
     )
     results = {**run.outputs, **{n: g for n, g in run.grads.items() if g is not None}}

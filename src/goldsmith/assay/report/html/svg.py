@@ -202,13 +202,6 @@ def depends(length: int, missing: Sequence[Span], extra: Sequence[Span], title: 
     )
 
 
-def profile(shares: Sequence[float], title: str) -> Markup:
-    """The share of wrong elements at each index of an axis, as cells from none to all."""
-    step = {0.0: 1}
-    cells = [[float(step.get(v, 5 if v < 0.5 else 6 if v < 1 else 7)) for v in shares]]
-    return _cells(cells, lambda v: str(int(v)), "e", title, flat=True)
-
-
 def score(value: float, title: str) -> Markup:
     """A bar between 0 and 1."""
     wide = 100 * min(max(value, 0.0), 1.0)

@@ -55,7 +55,7 @@ _ENTRIES = (
           "keep sums in float32 and convert once, at the store"),
     Rule("missing_rescale", _nothing, "earlier blocks are not rescaled",
           "multiply the running sums by exp(old maximum - new maximum)"),
-    Rule("missing_term", terms.missing_term, "a term is missing", "add the term"),
+    Rule("missing_term", _nothing, "a term is missing", "add the term"),
     Rule("repeated_term", terms.repeated_term, "a term is added more than once",
           "look for an accumulation inside a loop or grid that repeats it"),
     Rule("sign_flip", terms.sign_flip, "a sign is flipped", "check the sign of the term"),

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ...facts.evidence import INHERITED, OK
-from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, close, plain, say
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, close, plain
 
 
 def overrun(r: Reading) -> Match | None:
@@ -104,17 +104,10 @@ def _written_into(r: Reading) -> Match | None:
 
 def use_after_free(r: Reading) -> Match | None:
     """Freed memory is read."""
-    fact = r.memory("use_after_free")
-    if fact is not None:
-        return Match(EXACT, (fact.text,), {"tensor": fact.tensor})
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "use_after_free":
-        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
-    freed = r.fails("poison on free") or r.fails("freed")
-    if freed is not None:
-        text = freed.text or "freed memory, filled with NaN, shows in the result"
-        return Match(EXACT, (text,), {})
-    return None
+    origin = r.e.nonfinite_origin
+    if origin is None or origin.cause != "use_after_free":
+        return None
+    return Match(EXACT, origin.sentences, {"stage": origin.stage})
 
 
 def invalid_index(r: Reading) -> Match | None:
@@ -125,9 +118,6 @@ def invalid_index(r: Reading) -> Match | None:
     if r.e.error and r.raised.index:
         empty = any(isinstance(v, int) and v == 0 for v in r.e.sizes.values())
         return Match(HINT if empty else LIKELY if r.raised.one_beyond else SEEN, (r.e.error or "",), {})
-    instead = _instead(r)
-    if instead is not None:
-        return instead
     if r.pair is None or r.wrong is None or not r.spans or not r.block and len(r.spans) != 1:
         return None
     y, g = r.pair
@@ -142,18 +132,6 @@ def invalid_index(r: Reading) -> Match | None:
             which = " and ".join(str(lo) for lo, _ in ends)
             text = f"only index {which} of axis {axis} (of {n}) is wrong, and holds too much ({extra:+.3g} in all)"
             return Match(LIKELY + 0.05, (text, "entries without a valid index, such as -1, land there"), {"axis": axis})
-    return None
-
-
-def _instead(r: Reading) -> Match | None:
-    """Part of one input is not read, while all inputs summed with it are: the kernel reads another part instead."""
-    for i in r.influences:
-        if i.missing and i.beside and i.absent is False and not i.extra and i.summed is not False:
-            text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, but has some in the golden"
-            summed_alike = (
-                f"{' and '.join(i.beside[:2])} is read throughout: another part of {i.input} is read in its place"
-            )
-            return Match(SEEN, (text, summed_alike), {"input": i.input, "axis": i.axis})
     return None
 
 

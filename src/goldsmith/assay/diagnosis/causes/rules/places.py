@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ....report.results import CERTAIN
 from ...facts.evidence import ErrorPattern
-from .reading import EXACT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
+from ...facts.spans import say
+from .reading import EXACT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain
 
 # the whole result is the golden's: an exchange inside the golden would be a less direct explanation
 _PLAIN = EXACT + 0.035
@@ -98,10 +99,6 @@ def wrong_stride(r: Reading) -> Match | None:
         for other in (g.mT.reshape(g.shape), g.reshape(*g.shape[:-2], g.shape[-1], g.shape[-2]).mT):
             if close(y, other, r.unit) and not close(y, g, r.unit):
                 return Match(EXACT, ("it is the golden read with its last two strides exchanged",), {"axes": [-2, -1]})
-    for i in r.influences:
-        if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
-            sentence = f"{i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
-            return Match(WEAK - 0.03, (sentence,), {"input": i.input, "axis": i.axis})
     return None
 
 

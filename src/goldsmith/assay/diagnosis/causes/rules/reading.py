@@ -14,6 +14,7 @@ from torch import Tensor
 from ....report.results import CERTAIN, QUALITY, SYSTEMATIC, Finding
 from ...facts.evidence import ErrorPattern, Evidence, Influence, MemoryFact, Ratio, RunFact
 from ...facts.raised_error import RaisedError
+from ...facts.spans import of_indices, say
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
 WEAK = 0.4  # the highest score that makes no claim: it fits, and so do other explanations
@@ -126,7 +127,7 @@ class Reading:
             others = [d for d in range(self.wrong.dim()) if d != axis]
             flags = self.wrong.any(dim=others) if others else self.wrong
             if not bool(flags.all()):
-                out[axis] = ranges(flags)
+                out[axis] = of_indices(flags.nonzero().flatten().tolist())
         return out
 
     @cached_property
@@ -258,14 +259,12 @@ class Reading:
     @cached_property
     def sums_nothing(self) -> bool:
         """True if the golden computes the tensor element by element, as far as its operators are known."""
-        operators = self.e.operators or self.e.made_of
-        return bool(operators) and operators <= _ELEMENTWISE
+        return bool(self.e.operators) and self.e.operators <= _ELEMENTWISE
 
     @cached_property
     def ruled_out(self) -> frozenset[str]:
-        """Causes that are impossible: sums without a sum, counts in a mask, an epsilon although nothing moves."""
-        causes = _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
-        return causes | {"absolute_eps"} if self.e.kept or self.e.deaf else causes
+        """Causes that are impossible: sums without a sum, counts in a mask."""
+        return _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
 
     # memory, fits, patterns, influence
 
@@ -340,23 +339,6 @@ def label(finding: Finding) -> str:
     first = plain(finding.run).split(" ")[0].split("(")[0]
     known = first in _RUNS or finding.run == "values" or re.fullmatch(r"\d+ threads?", finding.run)
     return finding.run if known else ""
-
-
-def ranges(flags: Tensor) -> list[tuple[int, int]]:
-    """Inclusive ranges of the True elements of a vector."""
-    out: list[tuple[int, int]] = []
-    for i in torch.nonzero(flags).flatten().tolist():
-        if out and i == out[-1][1] + 1:
-            out[-1] = (out[-1][0], i)
-        else:
-            out.append((i, i))
-    return out
-
-
-def say(spans: list[tuple[int, int]] | tuple[tuple[int, int], ...]) -> str:
-    """3, 8..12 and 4 more"""
-    text = ", ".join(str(lo) if lo == hi else f"{lo}..{hi}" for lo, hi in spans[:4])
-    return text + (f" and {len(spans) - 4} more" if len(spans) > 4 else "")
 
 
 def half_open(spans: tuple[tuple[int, int], ...]) -> list[list[int]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...facts.evidence import Influence
-from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain, say
+from ...facts.spans import say
+from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, half_open, label, plain
 
 _HALF, _MOST = 0.5, 0.9  # of the wrong elements
 _MAXIMA = frozenset(
@@ -25,7 +26,7 @@ def truncated_reduction(r: Reading) -> Match | None:
     for i in _missing(r)[:1]:
         lo, hi = i.missing[0]
         where_it_is_wrong = r.reached_by(i)
-        if len(i.missing) > 1 or r.zeros > 0 and where_it_is_wrong or lo == 0 or _of_another_place(i):
+        if len(i.missing) > 1 or r.zeros > 0 and where_it_is_wrong or lo == 0 or i.extra:
             return None
         if i.reached < _HALF and not where_it_is_wrong:  # one mistake of several
             return None
@@ -36,17 +37,12 @@ def truncated_reduction(r: Reading) -> Match | None:
     return Match(LIKELY, (finding.text,), {}) if finding is not None else None
 
 
-def _of_another_place(i: Influence) -> bool:
-    """True if another place is read, or nothing is summed there: then no sum is cut short."""
-    return bool(i.extra) or i.summed is False or bool(i.beside) and i.absent is False
-
-
 def overwritten_accumulator(r: Reading) -> Match | None:
     """Only the last part of a reduction has influence: every block replaces the previous one."""
     for i in _missing(r):
         lo, hi = i.missing[0]
         of_two = hi == 0 and i.length == 2  # a loop of two iterations that starts late is rare
-        if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two) and not _of_another_place(i):
+        if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two) and not i.extra:
             text = f"of {i.input} on axis {i.axis} only the part after {hi} has influence"
             params = {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]}
             return Match(SEEN + 0.01 * of_two, (text, "the last block replaces the sum"), params)
@@ -65,18 +61,6 @@ def off_by_one(r: Reading) -> Match | None:
         return Match(SEEN, (r.e.error or "", "it is the place after the last one"), {})
     if r.e.error and r.raised.one_apart:
         return Match(HINT + 0.1, (r.e.error or "",), {})
-    return _next_row(r)
-
-
-def _next_row(r: Reading) -> Match | None:
-    """Values in a row reach the first element of the next row and no other: a store one past the row's end."""
-    for f in r.findings("taint"):
-        at = list(f.location.axes.values()) if f.location is not None else []
-        row = f.values.get("index") if f.kind == "leak" else None
-        if row is None or len(at) < 2 or any(len(spans) != 1 or spans[0][0] != spans[0][1] for spans in at):
-            continue
-        if at[-1][0][0] == 0 and at[-2][0][0] == row + 1:
-            return Match(SEEN - 0.05, (f.text, "that is the place after the end of the row"), {"tensor": f.tensor})
     return None
 
 
@@ -99,7 +83,7 @@ def wrong_mask(r: Reading) -> Match | None:
         return Match(LIKELY, (text,), params)
     raised = r.e.runs.get("offset")
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
-    operators = r.e.operators or r.e.made_of
+    operators = r.e.operators
     offset = [f for f in offset if not f.tensor.endswith(".grad") and (not operators or operators & _MAXIMA)]
     zeros = next((f for f in offset if f.values.get("zeros") and f.values["golden"] < 0), None)
     if not r.plain_wrong and zeros is not None:
@@ -175,8 +159,7 @@ def low_precision_accumulation(r: Reading) -> Match | None:
     if narrow is not None:
         worst = float(((y - g).abs() / g.abs().clamp(min=1e-300)).median())
         text = f"every element is a {narrow} number, although {r.e.dtype} is stored; half are off by over {worst:.1g}"
-        several = float((_away_from(y, narrow, g) > 1.0).double().mean()) > _OFTEN
-        return Match(SEEN + 0.02 if several else SEEN - 0.05, (text,), {"dtype": narrow})
+        return Match(SEEN - 0.05, (text,), {"dtype": narrow})
     slope = abs(float((y * g).sum() / g.square().sum()) - 1)
     if slope > 0.9 * r.relative or r.relative < 4 * r.unit or r.relative > 0.02:
         return None
@@ -204,11 +187,3 @@ def narrower(r: Reading) -> str | None:
         if bool((y.to(kind).double() == y).all()) and not bool((g.to(kind).double() == g.to(wide).double()).all()):
             return str(kind).removeprefix("torch.")
     return None
-
-
-_OFTEN = 0.1  # share of the elements
-
-
-def _away_from(y: torch.Tensor, narrow: str, g: torch.Tensor) -> torch.Tensor:
-    """Errors in units of one rounding to that dtype: a sum that is rounded as it grows has larger ones."""
-    return (y - g).abs() / (torch.finfo(getattr(torch, narrow)).eps / 2 * g.abs()).clamp(min=1e-300)

@@ -7,17 +7,7 @@ import re
 
 import torch
 
-from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, say
-
-
-def missing_term(r: Reading) -> Match | None:
-    """The numbers are as if an addend were zero."""
-    for i in r.influences:
-        if i.absent and i.summed is False and not i.extra and not r.zeros:
-            where = f"{i.input}[axis {i.axis}: {say(i.missing)}]"
-            text = f"it is as if {where} were zero, and nothing is summed along that axis"
-            return Match(SEEN + 0.02, (text,), {"term": i.input, "input": i.input, "axis": i.axis})
-    return None
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading
 
 
 def _count(ratio: float, spread: float) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading, say
+from ...facts.spans import say
+from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading
 
 
 def never_written(r: Reading) -> Match | None:

@@ -21,6 +21,10 @@ def formula(call: OperatorCall, *, of: Callable[..., Tensor]) -> Tensor:
     return of(*call.args, **call.kwargs)
 
 
+def other_result(call: OperatorCall, *, new: Tensor) -> Tensor:
+    return new.clone()
+
+
 def unchanged(call: OperatorCall) -> Tensor:
     return call.x.clone()
 
@@ -51,18 +55,6 @@ def weigh_addends(call: OperatorCall, *, a: float, b: float) -> Tensor:
     total: Any = (a * p if a else 0) + (b * s * q if b else 0)
     shape = torch.broadcast_shapes(*(t.shape for t in (p, q) if isinstance(t, Tensor)))
     return (total if isinstance(total, Tensor) else torch.zeros(())).expand(shape).clone()
-
-
-def drop_operand_within(call: OperatorCall, *, keep: int, axis: int, lo: int, hi: int) -> Tensor:
-    """One of two operands alone, at the places lo to hi - 1 of an axis."""
-    out = call.on(*call.args).clone()
-    out.narrow(axis, lo, hi - lo).copy_(call.args[keep].expand(out.shape).narrow(axis, lo, hi - lo))
-    return out
-
-
-def with_other_state(share: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    """exp(other + ...) in place of exp(own + ...)."""
-    return share * torch.exp(other.reshape(own.shape) - own)
 
 
 def drop_factor(call: OperatorCall, *, keep: int) -> Tensor:

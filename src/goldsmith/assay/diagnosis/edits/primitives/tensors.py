@@ -16,6 +16,15 @@ def constant(value: object, *, new: object) -> object:
     return list(new) if isinstance(new, tuple) else new
 
 
+def read_other(x: Tensor, other: Tensor) -> Tensor:
+    """Another tensor of the run in the place of x."""
+    return other.reshape(x.shape)
+
+
+def replace_by(x: Tensor, *, new: Tensor) -> Tensor:
+    return new.reshape(x.shape).clone()
+
+
 def scale(x: Tensor, *, c: float) -> Tensor:
     return x * c
 
@@ -24,36 +33,14 @@ def at_least(x: Tensor, *, c: float) -> Tensor:
     return x.clamp(min=c)
 
 
-def copy_of(x: Tensor, other: Tensor) -> Tensor:
-    return other.clone()
-
-
 def multiply(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:
     """x multiplied or divided by another tensor of the run, which may have its size in another shape."""
     by = by.reshape(x.shape) if by.numel() == x.numel() else by
     return x * (1 / by if inverse else by)
 
 
-def multiply_columns(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:
-    """One factor for each place of the last axis."""
-    return x / by.flatten() if inverse else x * by.flatten()
-
-
-def add_constant(x: Tensor, *, other: Tensor) -> Tensor:
-    return x + other
-
-
 def transpose(x: Tensor) -> Tensor:
     return x.mT
-
-
-def transpose_blocks(x: Tensor, *, block: int) -> Tensor:
-    """The blocks on the diagonal, each transposed."""
-    out = x.clone()
-    for at in range(0, x.shape[-1], block):
-        part = (..., slice(at, at + block), slice(at, at + block))
-        out[part] = x[part].mT
-    return out
 
 
 def read_across(x: Tensor) -> Tensor:

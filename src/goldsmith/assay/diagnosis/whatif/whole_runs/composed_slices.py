@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...edits.golden_edit import GoldenEdit, NamedEdit
 from ...graph.tensors import floating
-from ..change import Change
 
 _SHORTEST, _LONGEST = 2, 4096  # length of an axis that is cut
 _ALL_SIZES_TO = 8  # all block sizes up to this are tried, and then powers of two
@@ -45,7 +45,7 @@ class _Run:
 
 
 def composed_values(
-    change: Change, leaves: Values, run_golden: Callable[[Values], Values | None], until: str
+    change: NamedEdit, leaves: Values, run_golden: Callable[[Values], Values | None], until: str
 ) -> dict[str, Tensor] | None:
     """The results of a `composed` change, assembled from several runs; None if the golden cannot run on its leaves."""
     try:
@@ -54,7 +54,7 @@ def composed_values(
         return None
 
 
-def changes(leaves: Values, tensor: str, numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(leaves: Values, tensor: str, numbers: Mapping[str, Any]) -> Iterator[NamedEdit]:
     if tensor.endswith(".grad"):
         return  # a gradient would need the output gradients to be cut as well
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
@@ -89,7 +89,7 @@ def _blocks(n: int) -> Iterator[int]:
 
 def _in_blocks(
     names: tuple[str, ...], axis: int, n: int, block: int, tensor: str, spent: list[float]
-) -> Iterator[Change]:
+) -> Iterator[NamedEdit]:
     lengths = [min(block, n - at) for at in range(0, n, block)]
     block_text = f"in blocks of {block} of {' and '.join(names)} along axis {axis}"
     params = {"input": names[0], "axis": axis, "block": block}
@@ -97,7 +97,7 @@ def _in_blocks(
 
     def assembled_change(
         text: str, cause: str, prior: float, assemble: Assemble, *also: str, keeps_axis: bool = False
-    ) -> Change:
+    ) -> NamedEdit:
         def composed(leaves: Values, run: GoldenRun) -> Values:
             parts = block_results.of(leaves, run)
             unchanged = run({})
@@ -108,7 +108,7 @@ def _in_blocks(
             return {k: v for k, v in results.items() if v is not None}
 
         prior -= 0.05 * (block < 2)
-        return Change(cause, f"{block_text} {text}", -1, None, params, prior, composed=composed, also=also)
+        return NamedEdit(cause, f"{block_text} {text}", GoldenEdit(()), prior, params, also, composed=composed)
 
     for text, cause, prior, assemble, also in _WAYS:
         if assemble is not _unweighted or len(set(lengths)) > 1:
@@ -196,7 +196,7 @@ _WAYS: tuple[tuple[str, str, float, Assemble, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
-def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, object]) -> Iterator[Change]:
+def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, object]) -> Iterator[NamedEdit]:
     """Positions of an axis assigned to groups in turn (h % r) instead of in blocks (h // (n / r)), or the reverse.
 
     This covers heads that share keys, pairs of features, and groups of channels. The candidate computes the golden's
@@ -224,8 +224,8 @@ def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, 
                 text += "" if restored else ", and the result stays in that order"
                 params = {"operand": names[0], "axis": axis, "parts": parts}
                 prior = 0.55 - 0.01 * (extent < n) - 0.01 * (not restored) - 0.01 * (len(names) > 1)
-                yield Change("permuted", text, -1, None, params, prior, composed=composed,
-                             also=("wrong_stride", "invalid_index"))  # fmt: skip
+                yield NamedEdit("permuted", text, GoldenEdit(()), prior, params, ("wrong_stride", "invalid_index"),
+                                composed=composed)  # fmt: skip
 
 
 def _from_positions(v: Tensor, axis: int, at: Tensor) -> Tensor:

@@ -8,18 +8,19 @@ looked up at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ...edits.golden_edit import EditedRun, NamedEdit
+from ...edits.golden_edit import RESULT, Action, EditedRun, GoldenEdit, NamedEdit, do
 from ...edits.integers import filled
-from ...graph.node import Changed, Node
+from ...graph.node import Node
 from ...graph.recording import Listening
 from ...graph.tensors import floating
-from ..change import Change, with_result
-from ..search_context import SearchContext
+
+if TYPE_CHECKING:
+    from ..engine import Search
 
 _MOST = 4096  # operators; longer goldens get none of these edits
 _LINES = 48
@@ -31,7 +32,7 @@ Pairs = list[tuple[int, int]]  # (operator in the golden's run, the same operato
 class _FullRuns:
     """Repeats the golden with full lengths before each edited run, and keeps the outputs of its operators."""
 
-    def __init__(self, search: SearchContext, full: NamedEdit):
+    def __init__(self, search: Search, full: NamedEdit):
         self.search, self.full = search, EditedRun(full.edit)
         self.outputs: dict[int, Any] = {}
 
@@ -41,19 +42,18 @@ class _FullRuns:
         self.search.golden.run_under(mode, filled, self.search.tensor)
         return mode.calls or []
 
-    def run(self, now: Leaves) -> Leaves:
-        """Runs the golden with full lengths on `now`, and keeps the outputs; returns {}, no changed leaves."""
+    def run(self, now: Leaves) -> None:
+        """Runs the golden with full lengths on `now`, and keeps the outputs."""
         try:
             self.outputs = {call.index: call.out for call in self.calls(now)}
         except Exception as error:
             raise RuntimeError("the golden does not run to the padded end") from error
-        return {}
 
-    def out(self, index: int) -> Changed:
-        return with_result(lambda out: self.outputs[index].to(out.dtype).clone())
+    def out(self, out: Tensor, *, index: int) -> Tensor:
+        return self.outputs[index].to(out.dtype).clone()
 
 
-def changes(search: SearchContext, calls: Sequence[Node]) -> Iterator[Change]:
+def changes(search: Search, calls: Sequence[Node]) -> Iterator[NamedEdit]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
     material = search.examination.material
@@ -68,7 +68,7 @@ def changes(search: SearchContext, calls: Sequence[Node]) -> Iterator[Change]:
 
 def _lines(
     calls: Sequence[Node], other: Sequence[Node], among: set[int], full_runs: _FullRuns, how: str
-) -> Iterator[Change]:
+) -> Iterator[NamedEdit]:
     theirs = _by_line(other)
     count = 0
     for key, mine in _by_line(calls).items():
@@ -79,15 +79,15 @@ def _lines(
         count += 1
         if count > _LINES:
             return
-        group = tuple((a, full_runs.out(b)) for a, b in pairs)
+        edit = GoldenEdit(tuple(Action(a, RESULT, do(full_runs.out, index=b)) for a, b in pairs))
         looked_up = key[0] in _LOOKS_UP
         text = f"{calls[pairs[0][0]].expression} " + (
             "continues past the sequence's end" if turns else "is taken at the padded end"
         )
         cause, also = ("invalid_index", ("wrong_mask", "off_by_one")) if looked_up else (
             "wrong_mask", ("off_by_one", "invalid_index"))  # fmt: skip
-        yield Change(cause, f"{text}: for this line {how}", group[0][0], group[0][1], {}, 0.55 - 0.05 * (not turns),
-                     leaves=full_runs.run, group=group, also=also)  # fmt: skip
+        yield NamedEdit(cause, f"{text}: for this line {how}", edit, 0.55 - 0.05 * (not turns), also=also,
+                        before=full_runs.run)  # fmt: skip
 
 
 def _by_line(calls: Sequence[Node]) -> dict[tuple[str, str], list[Node]]:

@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...edits.golden_edit import CALL, Action, EditedRun, GoldenEdit, NamedEdit, OperatorCall, do
+from ...edits.primitives.formulas import inner_product
 from ...graph.graph import followed
 from ...graph.node import Changed, Instead, Key, Node
 from ...graph.tensors import floating
-from ..change import Change, instead
 
 _MOST = 600  # changes
 _RARER = 0.08
@@ -23,7 +24,7 @@ _SUMS = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 _MASKS = frozenset("masked_fill where tril triu".split())
 
 
-def changes(calls: Sequence[Node], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
+def changes(calls: Sequence[Node], by_call: Mapping[int, Sequence[NamedEdit]], tensor: str) -> Iterator[NamedEdit]:
     """These changes affect gradients only; in the forward they would make the outputs wrong as well."""
     if not tensor.endswith(".grad"):
         return
@@ -39,41 +40,47 @@ def changes(calls: Sequence[Node], by_call: Mapping[int, Sequence[Change]], tens
         below = call.name in _SUMS or _summed_below(calls, call)
         masks = _in_backward(calls, call) if call.name in _MASKS else ()
         for change in by_call.get(call.index, ()):
-            if change.change is None or change.free is not None or change.group or change.wrap:
+            places = EditedRun(change.edit).changes()
+            if [at for at, _ in places] != [call.index] or change.free is not None or change.edit.wrap:
                 continue
             for kept in (True, False) if below else (False,):
                 how = ", as the backward makes it again" + (" with the forward's sums" if kept else "")
+                edit = GoldenEdit(inner if kept else ())
                 offers.append(replace(
-                    change, text=change.text + how, at=-1, change=None, saved=_remade(calls, call, change, kept),
-                    prior=change.prior - _RARER - 0.01 * (below and not kept), group=inner if kept else (), edit=None,
+                    change, text=change.text + how, edit=edit, saved=_remade(calls, call, places[0][1], kept),
+                    prior=change.prior - _RARER - 0.01 * (below and not kept),
                 ))  # fmt: skip
                 if masks:  # a kernel takes them from the same line: nothing cuts the gradient either
-                    offers.append(replace(offers[-1], group=(*offers[-1].group, *masks)))
+                    offers.append(replace(offers[-1], edit=GoldenEdit((*edit.actions, *masks))))
     yield from sorted(offers, key=lambda c: -c.prior)[:_MOST]
 
 
-def _old_inner(calls: Sequence[Node]) -> tuple[tuple[int, Changed], ...]:
+def _old_inner(calls: Sequence[Node]) -> tuple[Action, ...]:
     """Softmax gradients whose inner product is right: kernels take it from the output, not from the weights."""
-    return tuple((c.index, _with_inner(c)) for c in calls if c.name == "_softmax_backward_data" and c.backward)
+    softmaxes = [c for c in calls if c.name == "_softmax_backward_data" and c.backward]
+    return tuple(
+        Action(c.index, CALL, do(with_inner, inner=inner_product(c.args[0], c.args[1], c.args[2]))) for c in softmaxes
+    )
 
 
-def _in_backward(calls: Sequence[Node], call: Node) -> tuple[tuple[int, Changed], ...]:
+def with_inner(call: OperatorCall, *, inner: Tensor) -> Tensor:
+    g, y = call.args[:2]
+    return y * (g - inner)
+
+
+def _in_backward(calls: Sequence[Node], call: Node) -> tuple[Action, ...]:
     """Removes the mask that an operator of the forward applies to the gradient."""
     alike = [c for c in calls if c.backward and c.line and c.line == call.line and c.name in _MASKS]
-    passing = instead(lambda *args, **kwargs: next(a for a in args if floating(a) and a.numel() > 1).clone())
-    return tuple((c.index, passing) for c in alike)
+    return tuple(Action(c.index, CALL, do(passing)) for c in alike)
 
 
-def _with_inner(call: Node) -> Changed:
-    inner = (call.args[0] * call.args[1]).sum(call.args[2], keepdim=True)
-    return instead(lambda g, y, *args: y * (g - inner))
+def passing(call: OperatorCall) -> Tensor:
+    return next(a for a in call.args if floating(a) and a.numel() > 1).clone()
 
 
-def _remade(calls: Sequence[Node], call: Node, change: Change, kept: bool) -> Instead:
+def _remade(calls: Sequence[Node], call: Node, change: Changed, kept: bool) -> Instead:
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        if change.change is None:
-            return {}
-        new = change.change(call.func, call.args, call.kwargs)
+        new = change(call.func, call.args, call.kwargs)
         if not isinstance(new, Tensor) or new.shape != call.out.shape:
             return {}
         return followed(list(calls), {call.index: new.to(call.out.dtype)}, None, _with_old_sum if kept else None)

@@ -13,18 +13,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ...edits.golden_edit import CALL, NamedEdit, do, named
 from ...edits.gradients.factors import forward_operands
+from ...edits.primitives.formulas import other_result
 from ...edits.reductions import axes_of
 from ...graph.graph import Graph
 from ...graph.node import Key, Node
 from ...graph.tensors import floating
-from ..change import Change, instead
 from ..vanishing import vanishes
 
 _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 
 
-def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[NamedEdit]:
     """Only sums that keep their axis are changed, so that shapes fit."""
     sums = [c for c in calls if c.backward and c.index in among and c.name == "sum" and floating(c.out)]
     known = [(o.name, o.tensor) for o in forward_operands(Graph(calls, among))] if sums else []
@@ -48,9 +49,9 @@ def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
                 for share, how in ((x.shape[axis] / x.shape[other], ", and is divided by its length"), (1.0, "")):
                     inside = f", with {name} inside" if name else ""
                     text = f"{call.expression} runs along axis {other} instead of {axis}{inside}{how}"
-                    change = instead(lambda *a, v=result * share, **k: v.clone())
-                    params = {"input": call.operand(0), "axis": other, "golden_axis": axis}
-                    yield Change("wrong_axis", text, call.index, change, params, 0.6)
+                    other_sum = CALL, do(other_result, new=result * share)
+                    yield named(call, "wrong_axis", 0.6, text, other_sum, input=call.operand(0), axis=other,
+                                golden_axis=axis)  # fmt: skip
 
 
 def _addends(calls: Sequence[Node], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:

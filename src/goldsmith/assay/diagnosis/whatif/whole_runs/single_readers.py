@@ -6,14 +6,13 @@ A hand-written backward computes a product once and uses it in several addends.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...graph.node import Changed, Key, Node
+from ...edits.golden_edit import NamedEdit, do, named
+from ...graph.node import Key, Node
 from ...graph.tensors import floating, replaced, seen_through
-from ..change import Change
 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
@@ -22,7 +21,7 @@ _DEPTH = 3  # nested products
 Place = tuple[Node, int]
 
 
-def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[Node], among: set[int]) -> Iterator[NamedEdit]:
     readers: dict[Key, list[Place]] = {}
     for call in calls:
         if call.index not in among or not call.owns or call.name in _ALIASES:
@@ -39,20 +38,20 @@ def changes(calls: Sequence[Node], among: set[int]) -> Iterator[Change]:
             yield from _of_one_reader(calls, source, own if len(own) > 1 else [])
 
 
-def _of_one_reader(calls: Sequence[Node], source: Node, own: list[Place]) -> Iterator[Change]:
+def _of_one_reader(calls: Sequence[Node], source: Node, own: list[Place]) -> Iterator[NamedEdit]:
     """A factor is left out for one of several readers."""
     if not own:
         return
     for name, value in _without(calls, source, _DEPTH):
         for reader, at in own:
             text = f"{name} is left out of {source.expression} where {reader.expression} reads it"
-            params = {"factor": name, "named": f"1/{name}"}
-            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.65)
+            read = at, do(see, new=_laid(value, source.out))
+            yield named(reader, "wrong_factor", 0.65, text, read, factor=name, named=f"1/{name}")
     for i, (name, value) in _within_addends(calls, source):
         for reader, at in own:
             text = f"{name} is left out of addend {i + 1} of {source.expression} where {reader.expression} reads it"
-            params = {"factor": name, "named": f"1/{name}"}
-            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.6)
+            read = at, do(see, new=_laid(value, source.out))
+            yield named(reader, "wrong_factor", 0.6, text, read, factor=name, named=f"1/{name}")
 
 
 def _without(calls: Sequence[Node], source: Node, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -92,11 +91,9 @@ def _laid(value: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like).copy_(value)
 
 
-def _read(at: int, new: Tensor) -> Changed:
-    def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        seen = seen_through(new, args[at])
-        if seen is None:
-            raise RuntimeError("read through a view of another size")
-        return func(*replaced(args, at, seen), **kwargs)
-
-    return run
+def see(x: Tensor, *, new: Tensor) -> Tensor:
+    """Another tensor, read through the view x."""
+    seen = seen_through(new, x)
+    if seen is None:
+        raise RuntimeError("read through a view of another size")
+    return seen

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from ...edits.golden_edit import GoldenEdit, NamedEdit
 from ...graph.tensors import floating
-from ..change import Change
 
 _NEAR = 1e-3  # relative to the size
 Values = Mapping[str, Tensor]
 
 
-def changes(golden: Values, candidate: Mapping[str, Tensor | None], tensor: str) -> Iterator[Change]:
+def changes(golden: Values, candidate: Mapping[str, Tensor | None], tensor: str) -> Iterator[NamedEdit]:
     """Compares the golden's tensors with the candidate's by name; forward and backward are kept apart."""
     own, got, sent = golden.get(tensor), candidate.get(tensor), tensor.endswith(".grad")
     if own is None or got is None or not floating(own):
@@ -29,7 +29,7 @@ def changes(golden: Values, candidate: Mapping[str, Tensor | None], tensor: str)
             return {tensor: other.double()} if getattr(run, "until", "") == tensor else run({})
 
         text = f"{tensor} holds what should be {name}, and {name} holds {tensor}"
-        yield Change("swapped_results", text, -1, None, {"with": name}, 0.9, composed=composed, drawn=True)
+        yield NamedEdit("swapped_results", text, GoldenEdit(()), 0.9, {"with": name}, composed=composed, drawn=True)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
