@@ -24,6 +24,7 @@ from .causes.rank import strength
 from .causes.rules.reading import Reading
 from .experiments.cotangents import carriers
 from .experiments.decision_check import examine_decision
+from .experiments.empty_groups import filled_groups
 from .experiments.influence import influence
 from .experiments.isolate import Isolation, handed_in, isolate, named, order
 from .experiments.nan_leaks import first_nan_leak
@@ -111,6 +112,8 @@ def collect(
     first = surest(evidence.report)
     unjudged = examination._first is None or examination._first.error is not None or examination._ref is None
     if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
+        if evidence.error and not spent(0.0):
+            evidence.filled = _step(evidence, "filled groups", lambda: filled_groups(examination)) or ""
         return Isolation()
     time = _Time(examination, evidence, spent)
     isolated = (

@@ -69,7 +69,7 @@ def _facts(e: Evidence) -> set[str]:
     statements = {f"memory {m.kind}" for m in e.memory}
     statements |= {f"ratio of a {r.scope}" for r in e.ratios}
     statements |= {f"pattern {p.kind}" for p in e.permutations if p.match >= 0.98}
-    return statements | ({"an empty group"} if e.unused else set())
+    return statements | ({"an empty group"} if e.filled or e.unused else set())
 
 
 def _runs(r: Reading) -> set[str]:

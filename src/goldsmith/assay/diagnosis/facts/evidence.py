@@ -243,6 +243,7 @@ class Evidence:
     stored                dtype of the first wrong tensor, as the candidate returned it
     reused                stage -> a later stage that was written into its memory
     grouped               True if an input has whole numbers or is a mask, which may define groups
+    filled                which groups are empty, if an error disappears once they are filled
     """
 
     report: Report
@@ -270,6 +271,7 @@ class Evidence:
     carriers: GradientCarriers | None = None
     alike: str = ""
     unused: dict[str, list[int]] = field(default_factory=dict)
+    filled: str = ""
     grouped: bool = True
     stored: str = ""
     reused: dict[str, str] = field(default_factory=dict)

@@ -142,6 +142,8 @@ def empty_group(r: Reading) -> Match | None:
     if empty:
         what = r.e.error or f"the case has {', '.join(f'{k} = 0' for k in empty)}"
         return Match(SEEN + 0.03, (what,), {"sizes": empty})
+    if r.e.error and r.e.filled:
+        return Match(SEEN + 0.04, (r.e.error, r.e.filled), {"unused": next(iter(r.e.unused.values()), [])})
     if r.e.error and r.e.unused and r.raised.out_of_range:
         name, left = next(iter(r.e.unused.items()))
         last = any(n == max(left) + 1 for n in r.e.sizes.values() if isinstance(n, int))
