@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..support.stage_tiles import StageTiles, chunk_of, part_of
+from . import kernel_tiles
 
 
 class Tracer:
@@ -47,7 +48,21 @@ class Tracer:
         self.called_tracing = True
         return self.debug or (name is not None and name in self.substitute)
 
-    def visit(self, name: str, value: Tensor, at: tuple[object, ...] | None = None) -> Tensor:
+    @property
+    def covered(self) -> dict[str, Tensor]:
+        """stage of tiles -> where one of them has come"""
+        return {name: tiles.covered for name, tiles in self._tiles.items()}
+
+    @property
+    def flaws(self) -> dict[str, str]:
+        """stage of tiles -> why they are not one stage"""
+        return {name: tiles.flaw for name, tiles in self._tiles.items() if tiles.flaw}
+
+    def visit(
+        self, name: str, value: Tensor, at: tuple[object, ...] | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        if kernel_tiles.is_tile(value):
+            return self._in_kernel(name, value, at, mask)
         if not isinstance(value, Tensor):
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
         if not isinstance(name, str):
@@ -55,10 +70,12 @@ class Tracer:
         if not name:
             raise TargetError("stage('', ...) needs a name for the value")
         if value.is_complex():  # recorded and judged as real and imaginary part
-            parts = self.visit(name, torch.view_as_real(value.resolve_conj()), at)
+            parts = self.visit(name, torch.view_as_real(value.resolve_conj()), at, mask)
             return torch.view_as_complex(parts.contiguous())
         if at is not None:
-            return self._tile(name, value, at)
+            return self._tile(name, value, at, mask)
+        if mask is not None:
+            raise TargetError(f"stage({name!r}, ..., mask=...) needs at=..., the place of the tile that it masks")
         self._seen[name] = count = self._seen.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"
@@ -80,16 +97,32 @@ class Tracer:
             self.graph[name] = value
         return value
 
-    def _tile(self, name: str, value: Tensor, at: tuple[object, ...]) -> Tensor:
+    def _in_kernel(self, name: str, value: Any, at: Any, mask: Any) -> Any:
+        """A stage inside a Triton kernel: a tile of it if the kernel runs in the interpreter."""
+        tile = kernel_tiles.numbers(value)
+        if tile is None:  # the kernel is being compiled
+            return value
+        if at is None:
+            raise TargetError(
+                f"stage({name!r}, ...) in a kernel needs at=..., the place of its tile of shape {list(tile.shape)} in "
+                "the whole stage, such as at=(rows, columns)"
+            )
+        place = tuple(map(kernel_tiles.index, at if isinstance(at, tuple) else (at,)))
+        seen = self.visit(name, tile, place, kernel_tiles.mask(name, mask, tile))
+        return value if seen is tile else kernel_tiles.tile_of(seen, value)
+
+    def _tile(self, name: str, value: Tensor, at: tuple[object, ...], mask: Tensor | None) -> Tensor:
         """Records a tile of a stage, whose other parts are NaN until their tiles come."""
         tiles = self._tiles.setdefault(name, StageTiles())
-        tiles.add(name, value.detach(), at)
+        tiles.add(name, value.detach(), at, mask)
         self.records[name] = tiles.whole
+        if tiles.flaw:
+            del self.records[name]
         whole = self.substitute.get(name)
         if whole is None:
             return value
         self.substituted.add(name)
-        part = part_of(name, whole, value, at).detach().to(device=value.device, dtype=value.dtype)
+        part = part_of(name, whole, value, at, mask)
         return _Substitute.apply(value, part, None) if value.requires_grad else part.clone()
 
     def _replace(self, name: str, value: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ from ....gate.isolation.candidate_side import Parts
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.protocol import Closed, Connection
 from ....gate.isolation.wire import run_of
+from ....support.stage_tiles import join_pieces
 from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
 from .counted_work import CountedWork, Counts, more_work
@@ -267,6 +268,8 @@ class _Mutant:
         if run.error is not None:
             return _outcome(RAISED)
         results = {name: tensor for name, _, tensor in run.results()}
+        golden = {name: value for name, ((value, _), _) in problem["stages"].items()}
+        join_pieces(run.stages, run.covered, golden)
         if settings.layouts or self.guarded:
             self.last = results
         stages = {n: against for n, (against, right) in problem["stages"].items() if right}
