@@ -83,7 +83,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
         try:
             number, message = receive(connection, pickled=True)
             if message["do"] == "begin":
-                search = _Mutant(install(message["modules"]), message)
+                search = _Mutant(install(message["modules"], message.get("libraries", "")), message)
                 send(connection, number, search.first())
                 continue
             if message["do"] != "try":
