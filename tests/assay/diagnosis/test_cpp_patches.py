@@ -104,7 +104,7 @@ FAULTS = {
     "operator": ("sum / D + eps", "sum * D + eps"),
     "assignment": ("dw[d] += g", "dw[d] = g"),
     "another name": ("y[t * D + d] = x[t * D + d]", "y[t * D + d] = x[t * T + d]"),
-    "loop bounds": ("for (int d = 0; d < D; ++d) sum +=", "for (int d = 0; d < D - 1; ++d) sum +="),
+    "initial value": ("for (int d = 0; d < D; ++d) sum +=", "for (int d = 1; d < D; ++d) sum +="),
 }
 SHAPES = """
 #define EXPORT extern "C"  // f(int x) { in a comment

@@ -38,12 +38,12 @@ class StageTiles:
         if list(self.whole.shape) != reach:
             whole, covered = _unknown(reach, tile), torch.zeros(reach, dtype=torch.bool, device=tile.device)
             if self.whole.dim() == len(reach):
-                place = tuple(slice(0, n) for n in self.whole.shape)
-                whole[place], covered[place] = self.whole, self.covered
+                known = tuple(slice(0, n) for n in self.whole.shape)
+                whole[known], covered[known] = self.whole, self.covered
             self.whole, self.covered = whole, covered
         numbers = (tile if mask is None else tile[mask]).reshape(-1).to(self.whole.dtype)
-        before, known = self.whole[index], self.covered[index]
-        differs = known & (before != numbers) & ~((before != before) & (numbers != numbers))
+        before, there = self.whole[index], self.covered[index]
+        differs = there & (before != numbers) & ~((before != before) & (numbers != numbers))
         if bool(differs.any()):
             i = int(differs.long().argmax())
             place, values = [int(a[i]) for a in index], (float(before[i]), float(numbers[i]))

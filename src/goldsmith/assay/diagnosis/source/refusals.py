@@ -14,8 +14,8 @@ _GUARDS = ("clamp", "clamp_", "clamp_min", "clamp_max", "clip", "nan_to_num")
 def refusal(source: CandidateSource, texts: Mapping[str, str]) -> str:
     """Why the edited texts are no patch, or ""."""
     if isinstance(source, NativeSource):
-        lost = any(t.count("clamp(") < source.files[p].data.count(b"clamp(") for p, t in texts.items())
-        return "it drops clamp" if lost else ""
+        dropped = any(t.count("clamp(") < source.files[p].data.count(b"clamp(") for p, t in texts.items())
+        return "it drops clamp" if dropped else ""
     for path, text in texts.items():
         before = source.files[path].tree
         try:

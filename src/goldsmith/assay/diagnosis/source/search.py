@@ -148,8 +148,9 @@ def find_patch(
 
 def _every_edit(source: CandidateSource, mutants: Mutants) -> EveryEdit | CppEdits:
     wrong = mutants.original.wrong
-    native = isinstance(source, NativeSource)
-    return CppEdits(source.data, wrong) if native else EveryEdit(source.parts, wrong, mutants.kinds)
+    if isinstance(source, NativeSource):
+        return CppEdits(source.data, wrong)
+    return EveryEdit(source.parts, wrong, mutants.kinds)
 
 
 def _judged(

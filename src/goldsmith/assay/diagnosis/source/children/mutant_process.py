@@ -51,11 +51,12 @@ from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
 from .counted_work import CountedWork, Counts, more_work
 from .edited_modules import EditedModules, install
+from .forked_outcome import CRASHED, SLOW, forked
 from .known_kernels import reuse_rewritten
 from .launches import recorded_launches
 from .returned_gradients import Misfit
 
-RIGHT, WRONG, RAISED, SLOW, CRASHED = "right", "wrong", "raised", "slow", "crashed"
+RIGHT, WRONG, RAISED = "right", "wrong", "raised"
 MISFIT, EXCHANGED = "shape or dtype of a gradient", "names of stages"  # wrong beside results
 _FIRST = 60.0  # seconds for the files as they are
 _COLLECT_EVERY = 50
@@ -91,7 +92,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
                 continue
             for edited in message["edits"]:
                 if search is not None:
-                    send(connection, number, search.outcome(edited, message["seconds"]))
+                    send(connection, number, search.tried(edited, message["seconds"]))
                 tried += 1
                 if tried % _COLLECT_EVERY == 0:
                     gc.collect()
@@ -110,6 +111,7 @@ class _Mutant:
         self.decided = 0  # the problem whose results these are
         self.misfits: set[Misfit] = set()
         self.kinds: Kinds = {}
+        self.apart = bool(message.get("libraries")) and not torch.cuda.is_initialized()
         self.quick: ExitStack | None = None  # Triton's interpreter without needless work, once it is there
         self.further: list[tuple[Mapping[str, Any], dict[str, Tensor | None]]] = []
 
@@ -134,6 +136,10 @@ class _Mutant:
             "outcome": outcome,
         }  # fmt: skip
         return {**outcome, "kinds": {} if first["state"] == SLOW else self.kinds, "known": known}
+
+    def tried(self, edited: Mapping[str, str], seconds: float) -> dict[str, Any]:
+        """The outcome of an edit. One of C++ runs in a process of its own, since it may write anywhere."""
+        return forked(lambda: self.outcome(edited, seconds), seconds) if self.apart else self.outcome(edited, seconds)
 
     def answer(self, message: Mapping[str, Any]) -> object:
         if message["do"] == "further":

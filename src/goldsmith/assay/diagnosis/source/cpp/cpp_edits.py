@@ -189,9 +189,9 @@ class _Function:
     def _removed(self, i: int, kind: str) -> Iterator[Edit]:
         """The operator without its right operand, and without its left one."""
         right = self._primary_from(i + 1) if kind == "factor removed" else self._operand_end(i + 1)
-        yield self._edit(i, kind, 0.95, (self.tokens[i].start, self.tokens[right].end, ""))
+        yield self._edit(i, kind, 0.95, (self.tokens[i - 1].end, self.tokens[right].end, ""))
         left = self._primary_before(i - 1)
-        yield self._edit(i, kind, 1.1, (self.tokens[left].start, self.tokens[i].end, ""))
+        yield self._edit(i, kind, 1.1, (self.tokens[left].start, self.tokens[i + 1].start, ""))
 
     def _branches(self, i: int) -> Iterator[Edit]:
         colon = next((j for j in self._level(i + 1) if self._text(j) == ":"), None)
@@ -257,9 +257,8 @@ class _Function:
                 removed = (first.start, last.end, "")
                 yield self._edit(statement.first, "moved out of the loop", 2.0, (at, at, f"{text} "), removed)
                 yield self._edit(statement.first, "moved out of the loop", 2.1, removed, (behind, behind, f" {text}"))
-            inner = following if following is not None and following.head else None
-            if inner is not None and inner.block is not None:
-                at = self.tokens[inner.block].end
+            if following is not None and following.head and following.block is not None:
+                at = self.tokens[following.block].end
                 text = self.text.text[first.start : last.end]
                 spans = (first.start, last.end, ""), (at, at, f" {text}")
                 yield self._edit(statement.first, "moved into the loop", 1.9, *spans)
