@@ -1,6 +1,7 @@
 """Patches of C++ files: a fault of each kind is mended, one build tries many edits, the file stays as it is."""
 
 import ctypes
+import os
 
 import pytest
 
@@ -8,6 +9,7 @@ from assay.diagnosis.test_patches import EQUALS, failing
 from assay.diagnosis.written_modules import forget, load
 from goldsmith import assay
 from goldsmith.assay.diagnosis.source import search as searching
+from goldsmith.assay.diagnosis.source.children.forked_outcome import forked
 from goldsmith.assay.diagnosis.source.cpp.libraries_of_edits import loads
 from goldsmith.assay.diagnosis.source.cpp.tokens import CppText
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
@@ -53,6 +55,7 @@ void rms_backward(const float* x, const float* w, const float* g, float* dx, flo
 """
 MODULE = """
 import ctypes
+import os
 from pathlib import Path
 
 import torch
@@ -200,3 +203,19 @@ def test_a_mistake_names_its_argument(tmp_path, arguments, message):
     build = "c++ -shared -fPIC {files} -o {library}"
     with pytest.raises(assay.TargetError, match=message):
         assay.CppSource(**{"files": path, "build": build, "load": str, **arguments}).loaded()
+
+
+def _ended_by(kind):
+    def outcome(seconds):
+        while kind == "runs on":
+            pass
+        if kind == "ends":
+            os._exit(3)
+        return {"state": "right"}
+
+    return outcome
+
+
+@pytest.mark.parametrize(("kind", "state"), [("runs on", "slow"), ("ends", "crashed"), ("returns", "right")])
+def test_an_edit_in_a_fork_ends_that_process_only(kind, state):
+    assert forked(_ended_by(kind), 0.2)["state"] == state

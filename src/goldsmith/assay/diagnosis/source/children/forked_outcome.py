@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import resource
 import select
 import signal
 from collections.abc import Callable
@@ -14,29 +12,28 @@ from typing import Any
 from .....core.json_values import parse_json
 
 SLOW, CRASHED = "slow", "crashed"
-_LATE = 0.5  # seconds more until the process is ended, since an alarm interrupts no C code
+WAIT = 4.0  # times as long by the clock as of the processor, since others may keep it busy
 
 
-def forked(outcome: Callable[[], dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """What `outcome` returns, which ends by itself after `seconds` unless it runs C code."""
+def forked(outcome: Callable[[float], dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """What `outcome` returns, which gets its seconds by the clock. seconds: of the processor, after which C code ends."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            limit = math.ceil(seconds) + 2  # if the process above ends first
-            resource.setrlimit(resource.RLIMIT_CPU, (limit + int(sum(os.times()[:2])), resource.RLIM_INFINITY))
-            os.write(writing, json.dumps(outcome()).encode())
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            os.write(writing, json.dumps(outcome(WAIT * seconds)).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        ended = bool(select.select([pipe], [], [], seconds + _LATE)[0])
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
+        if not select.select([pipe], [], [], WAIT * seconds)[0]:
+            os.kill(pid, signal.SIGPROF)
         answer = pipe.read()
-    os.waitpid(pid, 0)
+    status = os.waitpid(pid, 0)[1]
     if answer:
         return dict(parse_json(answer.decode()))
-    state = CRASHED if ended else SLOW
+    state = SLOW if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF else CRASHED
     nothing = {"problem": 0, "seconds": seconds, "moved": True, "changed": []}
     return {"state": state, "wrong": [], "share": 1.0, "stages": [], **nothing}

@@ -32,6 +32,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ class _Mutant:
 
     def tried(self, edited: Mapping[str, str], seconds: float) -> dict[str, Any]:
         """The outcome of an edit. One of C++ runs in a process of its own, since it may write anywhere."""
-        return forked(lambda: self.outcome(edited, seconds), seconds) if self.apart else self.outcome(edited, seconds)
+        return forked(partial(self.outcome, edited), seconds) if self.apart else self.outcome(edited, seconds)
 
     def answer(self, message: Mapping[str, Any]) -> object:
         if message["do"] == "further":

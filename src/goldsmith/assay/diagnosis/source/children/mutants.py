@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.protocol import Closed, Connection, Malformed
 from ..edits.edits import Edit
-from ..reading.candidate_source import CandidateSource, NoSource
+from ..reading.candidate_source import CandidateSource, NativeSource, NoSource
 from .child import Child, NoAnswer
+from .forked_outcome import WAIT
 from .launches import Launch
 from .parallel_makers import alternating
 
@@ -97,12 +98,12 @@ class Mutants:
         """Outcomes until the process ends."""
         if self.child is None:
             self._again()
-        seconds = self.seconds
+        seconds, native = self.seconds, isinstance(self.source, NativeSource)
         try:
             self.number += 1
             send(self._connection, self.number, {"do": "try", "edits": list(texts), "seconds": seconds}, pickled=True)
             for _ in texts:
-                yield _outcome(self._receive(seconds + _LATE))
+                yield _outcome(self._receive(WAIT * seconds + _LATE if native else seconds + _LATE))
         except TimeoutError:
             self._end()
             self.restarts += 1
