@@ -166,6 +166,25 @@ def test_a_library_holds_many_edits_and_drops_what_is_no_cpp(tmp_path):
     assert source.loaded()(5) == 11 and path.read_bytes() == data
 
 
+def test_edits_of_several_files_share_a_library(tmp_path):
+    main, other = tmp_path / "main.cpp", tmp_path / "parts" / "half.cpp"
+    other.parent.mkdir()
+    main.write_text('#include "own.h"\nint half(int); extern "C" int line(int x) { return half(x) + OWN; }\n')
+    other.write_text("int half(int x) { return x / 2; }\n")
+    (tmp_path / "own.h").write_text("#define OWN 1\n")
+    build = "c++ -O1 -shared -fPIC -I{here} {files} -o {library}"
+    source = assay.CppSource([main, other], build, lambda library: ctypes.CDLL(library).line)
+    data = {str(p): p.read_bytes() for p in (main, other)}
+    edits = [
+        Edit(str(p), ((at, at + 1, new),), "", 1.0, 1)
+        for p, old, new in ((main, b"+", "-"), (other, b"/", "*"))
+        for at in [data[str(p)].index(old)]
+    ]
+    assert [source.parts(made)[0](10) for made in loads(source, data, edits)] == [4, 21]
+    changed = {str(other): edits[1].applied(data[str(other)]).decode()}
+    assert (source.loaded()(10), source.parts(changed)[0](10)) == (6, 21)
+
+
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_of_each_kind_is_mended(tmp_path, kind):
     right, wrong = FAULTS[kind]

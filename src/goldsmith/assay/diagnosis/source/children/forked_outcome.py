@@ -16,7 +16,7 @@ WAIT = 4.0  # times as long by the clock as of the processor, since others may k
 
 
 def forked(outcome: Callable[[float], dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """What `outcome` returns, which gets its seconds by the clock. seconds: of the processor, after which C code ends."""
+    """What `outcome` returns. seconds: of the processor, after which C code ends; `outcome` gets those of the clock."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
