@@ -78,8 +78,8 @@ class CppSource:
         library, number = self._prebuilt(edited)
         if number is not None:
             ctypes.c_int.in_dll(ctypes.CDLL(os.fspath(library)), SWITCH).value = number
-        made = self.load(library)
-        return (made[0], made[1]) if isinstance(made, tuple) else (made, None)
+        parts = self.load(library)
+        return (parts[0], parts[1]) if isinstance(parts, tuple) else (parts, None)
 
     def _prebuilt(self, edited: Mapping[str, str]) -> tuple[Path, int | None]:
         number, _, path = edited.get(_PREBUILT, "").partition(" ")

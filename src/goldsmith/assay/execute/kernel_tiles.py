@@ -37,12 +37,12 @@ def tile_of(tensor: Tensor, like: Any) -> Any:
     return type(like)(handle, like.type)
 
 
-def index(entry: Any) -> Any:
+def index(entry: object) -> object:
     """An entry of `at`: tiles of indices become tensors, numbers of the kernel become 0-d tensors."""
     return numbers(entry) if is_tile(entry) else getattr(entry, "value", entry)
 
 
-def mask(name: str, value: Any, tile: Tensor) -> Tensor | None:
+def mask(name: str, value: object, tile: Tensor) -> Tensor | None:
     """The mask of a stage of a kernel, as large as the tile that it masks."""
     value = index(value)
     if value is None:

@@ -44,12 +44,12 @@ class CppEdits:
 
     def far(self, places: Collection[Place] | None = None) -> list[Edit]:
         """Edits that bring in other names of the function, in these places, or in all others; each only once."""
-        found = []
+        edits = []
         for function in self.functions:
             own = {p for p in function.places if places is None or p in places} - self.done
             self.done |= own
-            found += [e for e in function.far() if (e.path, e.place) in own] if own else []
-        return cheapest_first(found)
+            edits += [e for e in function.far() if (e.path, e.place) in own] if own else []
+        return cheapest_first(edits)
 
     def around(self, lines: Collection[Line]) -> set[Place]:
         return set()

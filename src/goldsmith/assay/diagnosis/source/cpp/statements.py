@@ -26,7 +26,7 @@ class Statement:
 
 def statements(tokens: Sequence[Token], first: int, last: int) -> list[Statement]:
     """The statements of a body and of all blocks in it, in order."""
-    found: list[Statement] = []
+    rows: list[Statement] = []
     i = first
     while i < last:
         text = tokens[i].text
@@ -37,13 +37,13 @@ def statements(tokens: Sequence[Token], first: int, last: int) -> list[Statement
             closing = max(tokens[opening].pair, opening)
             block = closing + 1 if closing + 1 < last and tokens[closing + 1].text == "{" else None
             end = tokens[block].pair if block is not None else closing
-            found.append(Statement(i, max(end, closing), True, block))
+            rows.append(Statement(i, max(end, closing), True, block))
             i = closing + 1
         else:
             end = _end(tokens, i, last)
-            found.append(Statement(i, end))
+            rows.append(Statement(i, end))
             i = end + 1
-    return found
+    return rows
 
 
 def _end(tokens: Sequence[Token], i: int, last: int) -> int:

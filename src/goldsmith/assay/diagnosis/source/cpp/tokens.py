@@ -67,13 +67,13 @@ class CppText:
 
     @cached_property
     def tokens(self) -> list[Token]:
-        found: list[Token] = []
+        rows: list[Token] = []
         for match in _PATTERN.finditer(self.text):
             kind = match.lastgroup or "sign"
             if match["skipped"] is None:
                 kind = "word" if match["word"] is not None else kind
-                found.append(Token(kind, match[0], match.start(), match.end()))
-        return _paired(found)
+                rows.append(Token(kind, match[0], match.start(), match.end()))
+        return _paired(rows)
 
     @cached_property
     def functions(self) -> list[CppFunction]:
@@ -151,7 +151,7 @@ def _function(tokens: Sequence[Token], begin: int, opening: int, brace: int) -> 
 
 def names_of(tokens: Sequence[Token], first: int, last: int) -> tuple[str, ...] | None:
     """The names that a list of arguments declares; None if one of them has none."""
-    found: list[str] = []
+    rows: list[str] = []
     for piece in pieces(tokens, first, last):
         declared = [t for t in piece if t.kind == "name"]
         texts = [t.text for t in piece]
@@ -161,13 +161,13 @@ def names_of(tokens: Sequence[Token], first: int, last: int) -> tuple[str, ...] 
         declared = [t for t in piece[:stop] if t.kind == "name"]
         if len(declared) < 2 or piece[stop - 1].kind != "name" or piece[stop - 1].text in KEYWORDS or "..." in texts:
             return None
-        found.append(declared[-1].text)
-    return tuple(found)
+        rows.append(declared[-1].text)
+    return tuple(rows)
 
 
 def pieces(tokens: Sequence[Token], first: int, last: int) -> list[Sequence[Token]]:
     """The tokens between commas; those within brackets, also angle brackets, belong together."""
-    found: list[Sequence[Token]] = []
+    rows: list[Sequence[Token]] = []
     begin, angle, i = first, 0, first
     while i < last:
         token = tokens[i]
@@ -175,7 +175,7 @@ def pieces(tokens: Sequence[Token], first: int, last: int) -> list[Sequence[Toke
             i = token.pair
         angle += {"<": 1, ">": -1, ">>": -2}.get(token.text, 0)
         if token.text == "," and not angle:
-            found.append(tokens[begin:i])
+            rows.append(tokens[begin:i])
             begin = i + 1
         i += 1
-    return [*found, tokens[begin:last]] if begin < last else found
+    return [*rows, tokens[begin:last]] if begin < last else rows

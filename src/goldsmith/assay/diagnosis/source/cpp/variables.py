@@ -31,7 +31,7 @@ class Variable:
         return self.first <= at <= self.last
 
 
-def variables(tokens: Sequence[Token], function: CppFunction, found: Sequence[Statement]) -> list[Variable]:
+def variables(tokens: Sequence[Token], function: CppFunction, heads: Sequence[Statement]) -> list[Variable]:
     """The arguments and what statements and loops declare."""
     opening = function.name_at + 1
     out = []
@@ -40,7 +40,7 @@ def variables(tokens: Sequence[Token], function: CppFunction, found: Sequence[St
         if names:
             type_ = type_text(piece[: names[-1]]) + "*" * (piece[-1].text == "]")
             out.append(Variable(piece[names[-1]].text, type_, function.first, function.last))
-    for statement in found:
+    for statement in heads:
         begin = statement.first + 2 if statement.head else statement.first
         declared = _declared(tokens, begin)
         if declared is None:
