@@ -45,7 +45,7 @@ class CppSource:
 
     files: Any
     build: str | Callable[[list[Path], Path], object]
-    load: Callable[[Path], Any]
+    load: Callable[[Path], object]
 
     def __post_init__(self) -> None:
         given = [self.files] if isinstance(self.files, str | os.PathLike) else self.files

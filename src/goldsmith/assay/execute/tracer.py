@@ -99,7 +99,7 @@ class Tracer:
             self.graph[name] = value
         return value
 
-    def _in_kernel(self, name: str, value: Any, at: Any, mask: Any) -> Any:
+    def _in_kernel(self, name: str, value: Any, at: object, mask: object) -> Any:
         """A stage inside a Triton kernel: a tile of it if the kernel runs in the interpreter."""
         tile = _numbers(value)
         if tile is None:  # the kernel is being compiled

@@ -7,13 +7,12 @@ import os
 import select
 import signal
 from collections.abc import Callable
-from typing import Any
 
 SLOW, CRASHED = "slow", "crashed"
 WAIT = 4.0  # times as long by the clock as of the processor, since others may keep it busy
 
 
-def forked(outcome: Callable[[float], dict[str, Any]], seconds: float) -> dict[str, Any]:
+def forked(outcome: Callable[[float], dict[str, object]], seconds: float) -> dict[str, object]:
     """What `outcome` returns. seconds: of the processor, after which C code ends; `outcome` gets those of the clock."""
     reading, writing = os.pipe()
     pid = os.fork()
