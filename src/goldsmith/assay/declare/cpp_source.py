@@ -79,7 +79,10 @@ class CppSource:
         if number is not None:
             ctypes.c_int.in_dll(ctypes.CDLL(os.fspath(library)), SWITCH).value = number
         parts = self.load(library)
-        return (parts[0], parts[1]) if isinstance(parts, tuple) else (parts, None)
+        candidate, backward = parts if isinstance(parts, tuple) else (parts, None)
+        if not callable(candidate):
+            raise TargetTypeError(f"load: expected a callable candidate from it, got {type(candidate).__name__}")
+        return candidate, backward
 
     def _prebuilt(self, edited: Mapping[str, str]) -> tuple[Path, int | None]:
         number, _, path = edited.get(_PREBUILT, "").partition(" ")
