@@ -126,7 +126,7 @@ def test_tensors_that_a_launch_would_confuse_are_computed(add):
 
 def test_a_listener_and_a_mode_see_every_call(add):
     class Listener:
-        def visit(self, name, value, at=None):
+        def visit(self, name, value, at=None, mask=None):
             return value
 
         def wants(self, name):

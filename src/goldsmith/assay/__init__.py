@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..core.tracing import TargetError, deciding, stage, storage, tracing
     from .checks import check
     from .declare.case import Case, Make, case
+    from .declare.cpp_source import CppSource
     from .declare.decisions import argmax, given, sign, topk
     from .declare.target import Target
     from .diagnosis import Bundle, Cause, Diagnosis, diagnose, load_bundle
@@ -48,6 +49,7 @@ _MODULES = {
     "..core.tracing": ("TargetError", "deciding", "stage", "storage", "tracing"),
     ".checks": ("check",),
     ".declare.case": ("Case", "Make", "case"),
+    ".declare.cpp_source": ("CppSource",),
     ".declare.decisions": ("argmax", "given", "sign", "topk"),
     ".declare.target": ("Target",),
     ".diagnosis": ("Bundle", "Cause", "Diagnosis", "diagnose", "load_bundle", "replay"),
@@ -59,9 +61,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "AssayError", "Bundle", "Case", "Cause", "Diagnosis", "ErrorMap", "Event", "Finding", "Location", "Make",
-    "NonFinite", "Note", "ProbeRun", "Report", "Row", "Target", "TargetError", "argmax", "case", "check", "deciding",
-    "diagnose", "given", "load_bundle", "replay", "sign", "stage", "storage", "topk", "tracing", "watch",
+    "AssayError", "Bundle", "Case", "Cause", "CppSource", "Diagnosis", "ErrorMap", "Event", "Finding", "Location",
+    "Make", "NonFinite", "Note", "ProbeRun", "Report", "Row", "Target", "TargetError", "argmax", "case", "check",
+    "deciding", "diagnose", "given", "load_bundle", "replay", "sign", "stage", "storage", "topk", "tracing", "watch",
 ]  # fmt: skip
 
 

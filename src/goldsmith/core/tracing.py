@@ -28,7 +28,9 @@ class TargetTypeError(TargetError, TypeError):
 class Listener(Protocol):
     """What receives the stages of a run."""
 
-    def visit(self, name: str, value: Tensor, at: tuple[object, ...] | None = None) -> Tensor: ...
+    def visit(
+        self, name: str, value: Tensor, at: tuple[object, ...] | None = None, mask: Tensor | None = None
+    ) -> Tensor: ...
 
     def wants(self, name: str | None) -> bool: ...
 
@@ -37,7 +39,7 @@ class Listener(Protocol):
 _listener: Listener | None = None
 
 
-def stage(name: str, value: Tensor, *, at: tuple[object, ...] | None = None) -> Tensor:
+def stage(name: str, value: Tensor, *, at: tuple[object, ...] | None = None, mask: Tensor | None = None) -> Tensor:
     """value, recorded under `name` while the assay traces; in isolation the golden's value takes its place.
 
     Use it in goldens and candidates, forward and backward (`stage("h.grad", dh)`). Continue with the returned tensor: a
@@ -45,8 +47,14 @@ def stage(name: str, value: Tensor, *, at: tuple[object, ...] | None = None) -> 
 
     at: the place of a tile in the whole stage, an entry for each of its first axes: a slice, a whole number, or a
     tensor of indices. The tiles of a name are one stage: `stage("p", tile, at=(slice(r, r + 64), slice(c, c + 32)))`.
+    mask: the elements of the tile that count, as in a store.
+
+    In a Triton kernel: `p = assay.stage("p", p, at=(rows, cols), mask=mask)`. Compiled, it is `p = p`.
     """
-    return value if _listener is None else _listener.visit(name, value, at)
+    return value if _listener is None else _listener.visit(name, value, at, mask)
+
+
+stage.__triton_builtin__ = True  # type: ignore[attr-defined]  # Triton's compiler calls it and takes what it returns
 
 
 def tracing(name: str | None = None) -> bool:

@@ -146,6 +146,37 @@ def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
     assert wrong in (tmp_path / f"{module.__name__}.py").read_text()  # the user's file stays
 
 
+CHUNKS = """
+import torch
+
+from goldsmith import assay
+
+
+def squares(x, w):
+    total = 0.0
+    for begin in range(0, x.shape[1], 2):
+        h = x[:, begin : begin + 2].square() - 1
+        total = total + assay.stage("h", h) @ w[begin : begin + 2]
+    return total / 3
+
+
+@assay.case(T=[3], D=[5])
+def tokens(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+
+
+golden = lambda x, w: assay.stage("h", x.square() - 1) @ w / 2
+target = assay.Target(squares, golden, cases=tokens, name="squares", backward=None)
+"""
+
+
+def test_a_kernel_whose_stage_comes_in_chunks_gets_a_patch(tmp_path):
+    target = load(tmp_path, CHUNKS).target
+    search = find_patch(target, failing(target), SECONDS)
+    assert search.patch is not None, search.reason
+    assert "+    return total / 2" in search.patch.diff
+
+
 HOSTILE = {  # edits of the line `T, D = x.shape` that end, block or fill the process
     "ends": "import os; os._exit(0)",
     "aborts": "import os; os.abort()",

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core.tracing import TargetError, TargetTypeError
 from .binding import Bound, bind, inputs_and_scalars, parameters
 from .case import Case, as_cases
+from .cpp_source import CppSource
 from .decisions import Decision, Given, Sign, TopK
 from .explained_arguments import explained_arguments
 from .returned_values import own_names
@@ -62,6 +63,7 @@ class Target:
     mutates         inputs that the candidate may write
     holds_nan       inputs that may hold NaN, which must then spread as in the golden; that of other inputs is a note
     reset           function to call before every run that must start fresh
+    source          the C++ files that the candidate is built from, an `assay.CppSource`, in which a patch is looked for
     runner          runs the candidate elsewhere: called with the arguments and settings of each run (None: here)
     """
 
@@ -87,6 +89,7 @@ class Target:
     mutates: tuple[str, ...] = ()
     holds_nan: tuple[str, ...] = ()
     reset: Callable[[], object] | None = None
+    source: CppSource | None = None
     runner: Callable[[Any, Any], Any] | None = field(default=None, repr=False)
     nameless: bool = field(default=False, init=False, repr=False)  # neither `name` nor the candidate provides a name
     _bound: dict = field(default_factory=dict, init=False, repr=False)
@@ -100,6 +103,8 @@ class Target:
                 _callable(argument, getattr(self, argument))
         if self.backward is not None and self.backward != "auto":
             _callable("backward", self.backward, "'auto', None or a callable")
+        if self.source is not None and not isinstance(self.source, CppSource):
+            raise TargetTypeError(f"source: expected an assay.CppSource, got {type(self.source).__name__}")
         self._set("cases", as_cases(self.cases))
         self._set("nameless", self.name is None and _says_nothing(self.candidate))
         self._set("name", _own_name(self.candidate) if self.name is None else _string("name", self.name))

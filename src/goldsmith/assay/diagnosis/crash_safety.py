@@ -148,7 +148,8 @@ def close(target: Target) -> None:
 def may_crash(target: Target, failing: Examination) -> bool:
     """Whether the candidate has touched memory that is not its own, or runs code that could: Triton, C."""
     found = any(f.kind in _LOST for f in failing.findings)
-    return found or failing.interpreted > 0 or any(_calls_c(f) for f in functions(target.candidate))
+    known = found or failing.interpreted > 0 or target.source is not None
+    return known or any(_calls_c(f) for f in functions(target.candidate))
 
 
 def _calls_c(function: FunctionType) -> bool:

@@ -177,6 +177,8 @@ class CandidateRun:
     changed_settings  sentences about torch settings that the run left changed
     late_bytes        bytes of the forward's buffers that were written after it had returned
     reused            stage -> a later stage that overwrote its memory
+    covered           stage that came in tiles -> mask of the elements that came
+    flaws             stage that came in tiles -> why they are not one stage, which `stages` does not hold then
     """
 
     names: tuple[str, ...] = ()
@@ -204,6 +206,8 @@ class CandidateRun:
     own_function: bool = False
     late_bytes: int = 0
     reused: dict[str, str] = field(default_factory=dict)
+    covered: dict[str, Tensor] = field(default_factory=dict)
+    flaws: dict[str, str] = field(default_factory=dict)
     changed_settings: list[str] = field(default_factory=list)
     interpreted: Interpreted = field(default_factory=Interpreted)
 

@@ -69,17 +69,28 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
             returned.update(_forward_and_backward(material, settings, arena, tracer, run, flags))
             _synchronise(material.device)
         except (Exception, SystemExit) as error:
-            if isinstance(error, TargetError) or memory_errors.of_a_gpu(error):
-                raise  # a mistake of the user or a limit of the machine, not of the kernel
+            if memory_errors.of_a_gpu(error):
+                raise  # a limit of the machine, not of the kernel
+            mistake = _mistake(error)
+            if mistake is not None:
+                raise mistake from error
             run.error = error
     if note := reseeded(material.seed):
         run.changed_settings.append(note)
     run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)
+    run.covered, run.flaws = tracer.covered, tracer.flaws
     _record_memory(run, arena, target, tracer, flags, returned)
     if settings.keep:
         kept_memory.keep(settings.keep, run)
     return run
+
+
+def _mistake(error: BaseException | None) -> TargetError | None:
+    """The user's mistake that an error reports; Triton's interpreter wraps every error of a kernel in its own."""
+    while error is not None and not isinstance(error, TargetError):
+        error = error.__cause__ if type(error).__module__.startswith("triton.") else None
+    return error
 
 
 def _reset(reset: Callable[[], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..support.stage_tiles import StageTiles, chunk_of, part_of
+
+_CORE = "triton.language.core"
 
 
 class Tracer:
@@ -47,7 +50,21 @@ class Tracer:
         self.called_tracing = True
         return self.debug or (name is not None and name in self.substitute)
 
-    def visit(self, name: str, value: Tensor, at: tuple[object, ...] | None = None) -> Tensor:
+    @property
+    def covered(self) -> dict[str, Tensor]:
+        """stage of tiles -> where one of them has come"""
+        return {name: tiles.covered for name, tiles in self._tiles.items()}
+
+    @property
+    def flaws(self) -> dict[str, str]:
+        """stage of tiles -> why they are not one stage"""
+        return {name: tiles.flaw for name, tiles in self._tiles.items() if tiles.flaw}
+
+    def visit(
+        self, name: str, value: Tensor, at: tuple[object, ...] | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        if _is_tile(value):
+            return self._in_kernel(name, value, at, mask)
         if not isinstance(value, Tensor):
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
         if not isinstance(name, str):
@@ -55,10 +72,12 @@ class Tracer:
         if not name:
             raise TargetError("stage('', ...) needs a name for the value")
         if value.is_complex():  # recorded and judged as real and imaginary part
-            parts = self.visit(name, torch.view_as_real(value.resolve_conj()), at)
+            parts = self.visit(name, torch.view_as_real(value.resolve_conj()), at, mask)
             return torch.view_as_complex(parts.contiguous())
         if at is not None:
-            return self._tile(name, value, at)
+            return self._tile(name, value, at, mask)
+        if mask is not None:
+            raise TargetError(f"stage({name!r}, ..., mask=...) needs at=..., the place of the tile that it masks")
         self._seen[name] = count = self._seen.get(name, 0) + 1
         if count > 1:
             name = f"{name}#{count}"
@@ -80,16 +99,32 @@ class Tracer:
             self.graph[name] = value
         return value
 
-    def _tile(self, name: str, value: Tensor, at: tuple[object, ...]) -> Tensor:
+    def _in_kernel(self, name: str, value: Any, at: object, mask: object) -> Any:
+        """A stage inside a Triton kernel: a tile of it if the kernel runs in the interpreter."""
+        tile = _numbers(value)
+        if tile is None:  # the kernel is being compiled
+            return value
+        if at is None:
+            raise TargetError(
+                f"stage({name!r}, ...) in a kernel needs at=..., the place of its tile of shape {list(tile.shape)} in "
+                "the whole stage, such as at=(rows, columns)"
+            )
+        place = tuple(map(_place_of, at if isinstance(at, tuple) else (at,)))
+        seen = self.visit(name, tile, place, _mask_of(name, mask, tile))
+        return value if seen is tile else _tile_of(seen, value)
+
+    def _tile(self, name: str, value: Tensor, at: tuple[object, ...], mask: Tensor | None) -> Tensor:
         """Records a tile of a stage, whose other parts are NaN until their tiles come."""
         tiles = self._tiles.setdefault(name, StageTiles())
-        tiles.add(name, value.detach(), at)
+        tiles.add(name, value.detach(), at, mask)
         self.records[name] = tiles.whole
+        if tiles.flaw:
+            del self.records[name]
         whole = self.substitute.get(name)
         if whole is None:
             return value
         self.substituted.add(name)
-        part = part_of(name, whole, value, at).detach().to(device=value.device, dtype=value.dtype)
+        part = part_of(name, whole, value, at, mask)
         return _Substitute.apply(value, part, None) if value.requires_grad else part.clone()
 
     def _replace(self, name: str, value: Tensor) -> Tensor:
@@ -121,3 +156,50 @@ class _Substitute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return (grad if ctx.grad is None else ctx.grad.clone()), None, None
+
+
+# tiles of Triton kernels
+
+
+def _is_tile(value: object) -> bool:
+    """Whether it is a value of a Triton kernel, compiled or interpreted."""
+    core = sys.modules.get(_CORE)
+    return core is not None and isinstance(value, core.tensor)
+
+
+def _numbers(value: Any) -> Tensor | None:
+    """A copy of an interpreted tile's numbers; None while the kernel is compiled."""
+    data = getattr(value.handle, "data", None)
+    if data is None or value.dtype.is_ptr():
+        return None
+    shape = [int(n) for n in value.type.shape] if value.type.is_block() else []
+    copy = torch.tensor(data.view("int16") if value.dtype.is_bf16() else data)  # the interpreter holds its bits
+    copy = copy.view(torch.bfloat16) if value.dtype.is_bf16() else copy
+    return (copy if shape else copy.reshape(())).broadcast_to(shape).clone()
+
+
+def _tile_of(tensor: Tensor, like: Any) -> Any:
+    """A tile with the numbers of a tensor, of the type of another tile."""
+    data = tensor.view(torch.int16).numpy().view("uint16") if tensor.dtype == torch.bfloat16 else tensor.numpy()
+    handle = type(like.handle)(data if like.type.is_block() else data.reshape(1), like.handle.dtype)
+    return type(like)(handle, like.type)
+
+
+def _place_of(entry: object) -> object:
+    """An entry of `at`: tiles of indices become tensors, numbers of the kernel become 0-d tensors."""
+    return _numbers(entry) if _is_tile(entry) else getattr(entry, "value", entry)
+
+
+def _mask_of(name: str, value: object, tile: Tensor) -> Tensor | None:
+    """The mask of a stage of a kernel, as large as the tile that it masks."""
+    value = _place_of(value)
+    if value is None:
+        return None
+    flags = torch.as_tensor(value).bool()
+    try:
+        return flags.broadcast_to(tile.shape)
+    except RuntimeError:
+        raise TargetError(
+            f"stage({name!r}, ..., mask=...): shape {list(flags.shape)}, expected one that broadcasts to the tile's "
+            f"{list(tile.shape)}"
+        ) from None

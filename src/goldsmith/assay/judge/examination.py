@@ -44,7 +44,7 @@ from ..report.results import (
     Row,
 )
 from ..support import deadline, inplace_errors
-from ..support.stage_tiles import join_chunks
+from ..support.stage_tiles import join_pieces
 from . import ladder
 from .hint import Hint
 
@@ -187,7 +187,7 @@ class Examination:
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")
         if self._ref is not None:
-            join_chunks(run.stages, self._ref.values)
+            join_pieces(run.stages, run.covered, self._ref.values)
         if look:
             self.look(label, run)
         return run

@@ -19,7 +19,7 @@ from ..judge import ladder
 from ..judge.examination import Ended, Examination
 from ..noise import formula_rounding
 from ..report.results import CERTAIN, STATISTICAL, Finding
-from ..support.stage_tiles import join_chunks
+from ..support.stage_tiles import join_pieces
 from . import decisions, hints, maps
 
 GROSS = 0.05
@@ -51,7 +51,7 @@ def run(examination: Examination) -> None:
         text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
         examination.note("golden_raised", examination.target.name or "", f"{text}: {examination.ref.unable}")
     examination.stages = examination.ref.order
-    join_chunks(first.stages, examination.ref.values)
+    join_pieces(first.stages, first.covered, examination.ref.values)
     _stages(examination, first)
     if first.called_tracing:
         _debug_outputs(examination)
@@ -268,6 +268,8 @@ def _expected(examination: Examination, run: CandidateRun, reference: GoldenResu
 
 def _stages(examination: Examination, run: CandidateRun) -> None:
     """Compare the stages that both name: a difference is a note while every result is right, otherwise a bad row."""
+    for name, flaw in run.flaws.items():
+        examination.note("stage_tiles", name, f"stage {name} is not judged: {flaw}")
     for name, tensor in run.stages.items():
         reference = examination.ref.reference(name, "stage", noise=False)
         if reference is None:

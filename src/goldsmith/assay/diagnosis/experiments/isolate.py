@@ -279,7 +279,8 @@ class _Work:
             kind = mine[name][0] if name in mine else _kind(self.examination, name)
             own, alone = self.propagated.get(name), self.isolated.get(name)
             if own is None:
-                text = "the candidate does not name it" if name not in mine else "a decision: judged by its margins"
+                unnamed = self.own.flaws.get(name, "the candidate does not name it")
+                text = unnamed if name not in mine else "a decision: judged by its margins"
                 rows.append(StageState(name, kind, state=NOT_JUDGED, text=text))
                 continue
             state, text, ignored = self._state(name, own, alone, table, blind)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ...declare.target import Target
-from .reading.candidate_source import CandidateSource
+from .reading.candidate_source import CandidateSource, NativeSource
 from .reading.reached_functions import functions
 
 _REACHING = frozenset(
@@ -19,6 +19,8 @@ Places = dict[str, ast.AST]
 
 def foreign_change(target: Target, source: CandidateSource, path: str, text: str) -> str:
     """The reason in half a sentence, or ""."""
+    if isinstance(source, NativeSource):
+        return "proposals for C++ files are not taken"
     try:
         after = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):

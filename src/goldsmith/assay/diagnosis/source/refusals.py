@@ -6,13 +6,16 @@ import ast
 from collections import Counter
 from collections.abc import Mapping
 
-from .reading.candidate_source import CandidateSource
+from .reading.candidate_source import CandidateSource, NativeSource
 
 _GUARDS = ("clamp", "clamp_", "clamp_min", "clamp_max", "clip", "nan_to_num")
 
 
 def refusal(source: CandidateSource, texts: Mapping[str, str]) -> str:
     """Why the edited texts are no patch, or ""."""
+    if isinstance(source, NativeSource):
+        dropped = any(t.count("clamp(") < source.files[p].data.count(b"clamp(") for p, t in texts.items())
+        return "it drops clamp" if dropped else ""
     for path, text in texts.items():
         before = source.files[path].tree
         try:

@@ -13,6 +13,7 @@ from ...judge.examination import Examination
 from ..trace.faulty_line import FaultyLine
 from .acceptance import Acceptance
 from .children.mutants import EditOutcome, Mutants
+from .cpp.cpp_edits import CppEdits
 from .edits.edit_queue import EditQueue
 from .edits.edits import Edit, Line
 from .edits.every_edit import EveryEdit
@@ -21,7 +22,7 @@ from .foreign_changes import foreign_change
 from .patch import Patch
 from .problems import Problem, of_examination, with_layouts
 from .proposals import proposals
-from .reading.candidate_source import CandidateSource, NoSource, candidate_source
+from .reading.candidate_source import CandidateSource, NativeSource, NoSource, candidate_source
 from .survivors import Survivors
 
 _SHARE, _UNBOUNDED = 0.7, 60.0  # of the budget of a diagnosis; seconds if there is none
@@ -125,7 +126,7 @@ def find_patch(
                     offered = proposals(propose, source, evidence or {}, _PROPOSING * seconds)
                     search.refused += offered.refused
                     survivors.adopt(_judged(offered.edits, target, source, problems, survivors, hunt, on_cuda))
-                hunt.run(EveryEdit(source.parts, mutants.original.wrong, mutants.kinds))
+                hunt.run(_every_edit(source, mutants))
                 if survivors.found_at is None and hunt.better:
                     _mend_rest(hunt, source, problems, on_cuda)
                 if survivors.best is None and survivors.with_layouts:
@@ -143,6 +144,13 @@ def find_patch(
     except NoSource as error:
         search.reason = f"No patch was looked for: {error}."
     return search
+
+
+def _every_edit(source: CandidateSource, mutants: Mutants) -> EveryEdit | CppEdits:
+    wrong = mutants.original.wrong
+    if isinstance(source, NativeSource):
+        return CppEdits(source.data, wrong)
+    return EveryEdit(source.parts, wrong, mutants.kinds)
 
 
 def _judged(
@@ -184,7 +192,7 @@ class _Hunt:
     progress: Progress
     better: list[tuple[int, float, Edit]] = field(default_factory=list)  # wrong results and shares left, the edit
 
-    def run(self, edits: EveryEdit) -> None:
+    def run(self, edits: EveryEdit | CppEdits) -> None:
         original = self.mutants.original
         around = edits.around(self.hints.lines)
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
@@ -266,7 +274,7 @@ def _second(
             clock = _Deadline(time.monotonic() + seconds, seconds)
             inner = Survivors(survivors.acceptance, source, mutants, survivors.examination, hunt.progress, before=edit)
             second = _Hunt(hunt.search, mutants, inner, clock, hints, hunt.progress)
-            second.run(EveryEdit(edited.parts, mutants.original.wrong, mutants.kinds))
+            second.run(_every_edit(edited, mutants))
             survivors.adopt(inner)
     except NoSource:
         return

@@ -78,7 +78,7 @@ class Survivors:
     def judge(self, edit: Edit, left: float, stages: tuple[str, ...] = ()) -> None:
         """Take the edit if it passes everything, or remember it if only other layouts are wrong with it."""
         texts = self.mutants.texts(edit)
-        if refusal(self.source, texts):
+        if refusal(self.source, texts) or not self.source.prepare(texts):
             self.rejected.append(edit)
             return
         beside = self._wrong_beside(texts)

@@ -56,6 +56,8 @@ def traced_line(target: Target, examination: Examination, seconds: float = SECON
         raise NoLine("the failing run has no numbers")
     if material.candidate_device.type != "cpu":
         raise NoLine("the trace runs on the CPU only")
+    if target.source is not None:
+        raise NoLine("the trace sees no operations of C++")
     until = time.monotonic() + seconds
     try:
         source = candidate_source(target)

@@ -149,6 +149,8 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         own_function=bool(data["own_function"]),
         late_bytes=int(data["late_bytes"]),
         reused={str(a): str(b) for a, b in data["reused"].items()},
+        covered=_tensors(data["covered"]),
+        flaws={str(a): str(b)[:300] for a, b in data["flaws"].items()},
         changed_settings=[str(s)[:300] for s in data["changed_settings"]],
         interpreted=Interpreted(int(data["interpreted"]["launches"]), bool(data["interpreted"]["bfloat16"])),
         between=None if data["between"] is None else _run(data["between"]),

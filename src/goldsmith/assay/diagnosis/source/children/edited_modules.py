@@ -15,6 +15,7 @@ from types import CodeType, ModuleType
 
 import torch
 
+from ....declare.cpp_source import use_folder
 from ....declare.target import Target
 from ....gate.isolation.candidate_side import Parts
 from ....support.random_state import seeded_generators
@@ -75,6 +76,8 @@ class EditedModules(MetaPathFinder, Loader):
         watch((sys.modules[n] for n in self.modules if n in sys.modules), self.misfits)
         value = _attribute(module, str(attribute))
         value = value[index] if isinstance(index, int) else value  # type: ignore[index]
+        if isinstance(value, Target) and value.source is not None:
+            return Parts(*value.source.parts(edited), value.reset)
         if isinstance(value, Target):
             return Parts(value.candidate, value.backward if callable(value.backward) else None, value.reset)
         return Parts(value, _attribute(module, backward) if backward else None)  # type: ignore[arg-type]
@@ -86,16 +89,19 @@ def _attribute(value: object, name: str) -> object:
     return value
 
 
-def install(modules: Mapping[str, str]) -> EditedModules:
-    """The finder, first in line, in this process."""
+def install(modules: Mapping[str, str], libraries: str = "") -> EditedModules:
+    """The finder, first in line, in this process. libraries: the folder of those of C++ sources."""
+    use_folder(libraries)
     finder = EditedModules(modules)
     sys.meta_path.insert(0, finder)
     return finder
 
 
-def load(modules: Mapping[str, str], edited: Mapping[str, str], origin: Sequence[object], backward: str) -> Parts:
+def load(
+    modules: Mapping[str, str], edited: Mapping[str, str], origin: Sequence[object], backward: str, libraries: str = ""
+) -> Parts:
     """The candidate of edited files: the loader of a candidate's process."""
     for finder in [f for f in sys.meta_path if isinstance(f, EditedModules)]:
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(finder)
-    return install(modules).load(edited, origin, backward)
+    return install(modules, libraries).load(edited, origin, backward)

@@ -32,6 +32,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,15 +47,17 @@ from ....gate.isolation.candidate_side import Parts
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.protocol import Closed, Connection
 from ....gate.isolation.wire import run_of
+from ....support.stage_tiles import join_pieces
 from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
 from .counted_work import CountedWork, Counts, more_work
 from .edited_modules import EditedModules, install
+from .forked_outcome import CRASHED, SLOW, forked
 from .known_kernels import reuse_rewritten
 from .launches import recorded_launches
 from .returned_gradients import Misfit
 
-RIGHT, WRONG, RAISED, SLOW, CRASHED = "right", "wrong", "raised", "slow", "crashed"
+RIGHT, WRONG, RAISED = "right", "wrong", "raised"
 MISFIT, EXCHANGED = "shape or dtype of a gradient", "names of stages"  # wrong beside results
 _FIRST = 60.0  # seconds for the files as they are
 _COLLECT_EVERY = 50
@@ -82,7 +85,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
         try:
             number, message = receive(connection, pickled=True)
             if message["do"] == "begin":
-                search = _Mutant(install(message["modules"]), message)
+                search = _Mutant(install(message["modules"], message.get("libraries", "")), message)
                 send(connection, number, search.first())
                 continue
             if message["do"] != "try":
@@ -90,7 +93,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
                 continue
             for edited in message["edits"]:
                 if search is not None:
-                    send(connection, number, search.outcome(edited, message["seconds"]))
+                    send(connection, number, search.tried(edited, message["seconds"]))
                 tried += 1
                 if tried % _COLLECT_EVERY == 0:
                     gc.collect()
@@ -109,6 +112,7 @@ class _Mutant:
         self.decided = 0  # the problem whose results these are
         self.misfits: set[Misfit] = set()
         self.kinds: Kinds = {}
+        self.apart = bool(message.get("libraries")) and not torch.cuda.is_initialized()
         self.quick: ExitStack | None = None  # Triton's interpreter without needless work, once it is there
         self.further: list[tuple[Mapping[str, Any], dict[str, Tensor | None]]] = []
 
@@ -133,6 +137,10 @@ class _Mutant:
             "outcome": outcome,
         }  # fmt: skip
         return {**outcome, "kinds": {} if first["state"] == SLOW else self.kinds, "known": known}
+
+    def tried(self, edited: Mapping[str, str], seconds: float) -> dict[str, Any]:
+        """The outcome of an edit. One of C++ runs in a process of its own, since it may write anywhere."""
+        return forked(partial(self.outcome, edited), seconds) if self.apart else self.outcome(edited, seconds)
 
     def answer(self, message: Mapping[str, Any]) -> object:
         if message["do"] == "further":
@@ -267,6 +275,8 @@ class _Mutant:
         if run.error is not None:
             return _outcome(RAISED)
         results = {name: tensor for name, _, tensor in run.results()}
+        golden = {name: value for name, ((value, _), _) in problem["stages"].items()}
+        join_pieces(run.stages, run.covered, golden)
         if settings.layouts or self.guarded:
             self.last = results
         stages = {n: against for n, (against, right) in problem["stages"].items() if right}

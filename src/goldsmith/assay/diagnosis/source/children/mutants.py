@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.protocol import Closed, Connection, Malformed
 from ..edits.edits import Edit
-from ..reading.candidate_source import CandidateSource, NoSource
+from ..reading.candidate_source import CandidateSource, NativeSource, NoSource
 from .child import Child, NoAnswer
+from .forked_outcome import WAIT
 from .launches import Launch
 from .parallel_makers import alternating
 
@@ -83,24 +84,26 @@ class Mutants:
         left = list(edits)
         while left:
             batch, left = left[:_BATCH], left[_BATCH:]
-            while batch:
+            loads = self.source.loads(batch)
+            yield from ((e, EditOutcome("raised")) for e, load in zip(batch, loads, strict=True) if load is None)
+            ready = [(e, load) for e, load in zip(batch, loads, strict=True) if load is not None]
+            while ready:
                 done = 0
-                for outcome in self._batch(batch):
-                    yield batch[done], outcome
+                for outcome in self._batch([load for _, load in ready]):
+                    yield ready[done][0], outcome
                     done += 1
-                batch = batch[done:]
+                ready = ready[done:]
 
-    def _batch(self, batch: Sequence[Edit]) -> Iterator[EditOutcome]:
+    def _batch(self, texts: Sequence[Mapping[str, str]]) -> Iterator[EditOutcome]:
         """Outcomes until the process ends."""
         if self.child is None:
             self._again()
-        texts = [self.texts(edit) for edit in batch]
-        seconds = self.seconds
+        seconds, native = self.seconds, isinstance(self.source, NativeSource)
         try:
             self.number += 1
-            send(self._connection, self.number, {"do": "try", "edits": texts, "seconds": seconds}, pickled=True)
-            for _ in batch:
-                yield _outcome(self._receive(seconds + _LATE))
+            send(self._connection, self.number, {"do": "try", "edits": list(texts), "seconds": seconds}, pickled=True)
+            for _ in texts:
+                yield _outcome(self._receive(WAIT * seconds + _LATE if native else seconds + _LATE))
         except TimeoutError:
             self._end()
             self.restarts += 1
@@ -165,7 +168,7 @@ class Mutants:
             return None
 
     def texts(self, edit: Edit) -> dict[str, str]:
-        return {edit.path: edit.applied(self.source.files[edit.path].data).decode(errors="replace")}
+        return self.source.texts(edit)
 
     @property
     def _connection(self) -> Connection:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+from ....declare.cpp_source import CppSource, NotBuilt, folder
 from ....declare.target import Target
+from ..cpp.libraries_of_edits import loads
+from ..edits.edits import Edit
 from .reached_functions import functions, is_users, reached, user_modules
 from .source_file import Function, SourceFile, begin
 
@@ -66,9 +69,50 @@ class CandidateSource:
         """The arguments of `edited_modules.load`, without the edited text."""
         return {"modules": dict(self.modules), "origin": self.origin, "backward": self.backward}
 
+    def texts(self, edit: Edit) -> dict[str, str]:
+        """path -> text of the file that an edit changes."""
+        return {edit.path: edit.applied(self.files[edit.path].data).decode(errors="replace")}
+
+    def loads(self, edits: Sequence[Edit]) -> list[dict[str, str] | None]:
+        """What a child process needs to load each edit; None for one that no compiler takes."""
+        return [self.texts(edit) for edit in edits]
+
+    def prepare(self, texts: Mapping[str, str]) -> bool:
+        """Build edited files before a child process loads them; whether that can be done."""
+        return True
+
+
+@dataclass(frozen=True)
+class NativeSource(CandidateSource):
+    """The C++ files of a target, which says how they are built. They have no parts."""
+
+    native: CppSource | None = None
+
+    @property
+    def data(self) -> dict[str, bytes]:
+        return {path: file.data for path, file in self.files.items()}
+
+    def with_text(self, path: str, text: str) -> NativeSource:
+        file = SourceFile(path, "", text.encode())
+        return replace(self, files={**self.files, path: file}, changed=(*self.changed, path))
+
+    def to_arguments(self) -> dict[str, object]:
+        return {**super().to_arguments(), "libraries": folder()}
+
+    def loads(self, edits: Sequence[Edit]) -> list[dict[str, str] | None]:
+        return [] if self.native is None else loads(self.native, self.data, edits)
+
+    def prepare(self, texts: Mapping[str, str]) -> bool:
+        try:
+            return self.native is not None and self.native.library(texts).is_file()
+        except NotBuilt:
+            return False
+
 
 def candidate_source(target: Target) -> CandidateSource:
     """Raises NoSource."""
+    if target.source is not None:
+        return _native_source(target, target.source)
     own = target.backward if callable(target.backward) else None
     places = _parts(target, own)
     modules = user_modules()
@@ -97,6 +141,15 @@ def candidate_source(target: Target) -> CandidateSource:
         modules = {name if n == "__main__" else n: p for n, p in modules.items()}
         origin = name, *origin[1:]
     return CandidateSource(files, tuple(parts), modules, origin, backward, tuple(sys.path))
+
+
+def _native_source(target: Target, native: CppSource) -> NativeSource:
+    modules = user_modules()
+    held = next((o for name in modules if name != "__main__" for o in _held(name, target)), None)
+    if held is None:
+        raise NoSource("the target with its `source=` stands in no module of your own under a name")
+    files = {str(path): SourceFile.read(str(path), "") for path in native.files}
+    return NativeSource(files, (), modules, held, paths=tuple(sys.path), native=native)
 
 
 def _functions(file: SourceFile) -> list[ast.AST]:
