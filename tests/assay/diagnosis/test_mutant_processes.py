@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from goldsmith.assay.diagnosis.source.children import mutant_process
 from goldsmith.assay.diagnosis.source.children.known_kernels import reuse_rewritten
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
 from goldsmith.assay.diagnosis.source.children.parallel_makers import alternating
@@ -61,6 +62,30 @@ def test_a_process_that_ends_leaves_the_second_one_alone():
     assert own.closed and mutants.child is None and not mutants.second.closed
     mutants.close()
     assert mutants.second.closed
+
+
+def test_a_further_process_runs_the_files_as_they_are_before_it_times_an_edit(monkeypatch):
+    """The alarm of its first edit rang inside of `import triton`, which then failed for every later edit."""
+    loaded = []
+    monkeypatch.setattr(mutant_process.interpreter, "MODULE", "")  # else Triton is patched in this process
+
+    class Modules:
+        misfits = frozenset()
+
+        def load(self, texts, origin, own):
+            loaded.append(texts)
+            raise ImportError
+
+    known = {"results": {}, "wrong": ["y"], "decided": 0, "misfits": [], "outcome": {"state": "wrong"}}
+    message = {
+        "origin": "",
+        "backward": None,
+        "problems": [{}],
+        "edited": {"a.py": ""},
+        "unseen": False,
+        "known": known,
+    }
+    assert mutant_process._Mutant(Modules(), message).first() == {"state": "wrong"} and loaded == [{"a.py": ""}]
 
 
 KERNEL = """

@@ -126,6 +126,7 @@ class _Mutant:
             names = "results", "wrong", "decided", "misfits"
             self.results, self.wrong, self.decided, misfits = (self.known[n] for n in names)
             self.misfits = set(misfits)
+            self.outcome(self.base, _FIRST)  # what is imported on the way, such as triton, is in no edit's time
             return self.known["outcome"]
         with observing(frozenset(self.modules.modules.values()), self.kinds):
             first = self.outcome(self.base, _FIRST)
