@@ -82,17 +82,6 @@ def pytest_collection():
 FIRST = ("native", "repo", "examples")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector):
-    """Each worker begins with other folders, and reads the others' rewritten modules: a third of the time for all."""
-    report = yield
-    if isinstance(collector, pytest.Dir) and collector.path.name == "tests" and "PYTEST_XDIST_WORKER" in os.environ:
-        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-        begin = number * len(report.result) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        report.result = report.result[begin:] + report.result[:begin]
-    return report
-
-
 def _in_todays_part(item, day: int) -> bool:
     """Parts take turns. A test's part is given by its marker, or by its name, so that new tests move no others."""
     sweep = item.get_closest_marker("sweep")
@@ -108,7 +97,7 @@ def pytest_collection_modifyitems(config, items):
         today = [_in_todays_part(item, config.option.day) for item in items]
         config.hook.pytest_deselected(items=[item for item, runs in zip(items, today) if not runs])
         items[:] = [item for item, runs in zip(items, today) if runs]
-    items.sort(key=lambda item: (item.path.parent.name not in FIRST, item.path))  # alike in all workers
+    items.sort(key=lambda item: item.path.parent.name not in FIRST)
     reasons = {}
     if not HAS_GPU:
         reasons["gpu"] = "needs a CUDA device, and this machine has none"
