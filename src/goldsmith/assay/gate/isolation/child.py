@@ -47,7 +47,7 @@ from .origins import computed_by_torch
 from .protocol import Closed, Connection
 from .wire import materials_of, results_to_data, run_of
 
-_ALL_LOOKED_AT, _LOOK_EVERY = 1, 16  # requests, after which patches are looked for
+_LOOK_EVERY = 16  # runs, after which patches and settings are looked for, and after the first
 _functions: list[KnownFunctions] = []  # as they were before the fork, where `prepare` has looked
 
 
@@ -71,7 +71,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     parts: Parts | None = None
     reply: dict[str, Any]
     state: CandidateState | None = None
-    timed, late = TimedCalls(), LateWrites()
+    timed, late, runs = TimedCalls(), LateWrites(), 0
     while True:
         try:
             number, message = receive(connection, pickled=True)
@@ -85,13 +85,16 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
                 _limit_gpu_memory(request["gpu"], request["limits"]["memory_bytes"])
             parts, reply = _made(message, events)
             state = None if parts is None else CandidateState(parts)
+            events.state.keep()
             reply = reply if parts is None else {"loaded": parameters_of(parts), **reply}
         elif parts is None or state is None:
             reply = {"problem": "no candidate is loaded"}
         elif message["do"] == "state":
             reply = {"changed": state.changed}
         elif message["do"] == "late":
-            reply = {"late": late.found()}
+            with events.listening():
+                sentences = late.found()
+            reply = {"late": sentences, "seen": events.report()}
         elif message["do"] == "time":
             reply = _time(message, parts, timed, events)
         elif message["do"] == "timed_results":
@@ -100,7 +103,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             reply = _told(lambda: {"origins": computed_by_torch(materials_of(message, parts)[0])}, "a call")  # noqa: B023
         else:
             with state.cleared() if message["cleared"] else nullcontext():
-                reply = _run(message, parts, events, number, late)
+                reply = _run(message, parts, events, late, thorough=runs % _LOOK_EVERY == 0)
+            runs += 1
         try:
             send(connection, number, reply)
         except Unsendable as error:
@@ -175,11 +179,10 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
 
 
 def _run(
-    message: Mapping[str, object], parts: Parts, events: EventLog, number: int, late: LateWrites
+    message: Mapping[str, object], parts: Parts, events: EventLog, late: LateWrites, *, thorough: bool
 ) -> dict[str, object]:
     material, settings = run_of(message, parts)
-    # a patch stays from the run that makes it; plain calls are the last run of a case
-    thorough = number <= _ALL_LOOKED_AT or number % _LOOK_EVERY == 0 or settings.plain is not None
+    thorough = thorough or settings.plain is not None  # a patch stays; plain calls are the last run of a case
     try:
         threads = running_threads()
         with neutral_state(), events.listening(thorough=thorough):
