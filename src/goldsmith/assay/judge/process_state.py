@@ -23,7 +23,8 @@ import torch
 
 from .shared_generators import SharedGenerators
 
-_COMPILERS = ("CC", "CXX", "CUDA", "MAX_JOBS", "NV", "PYTORCH_", "TORCH", "TRITON_")  # their variables
+# prefixes of variables that compilers and their runtimes read when they start
+_TOOLS = ("CC", "CXX", "CUDA", "GOMP_", "KMP_", "MAX_JOBS", "MKL_", "NV", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGUSR1})  # the harness's own
 _UMASK = 0o077
 _SMALL = 2.0**-60  # beside 1 it is rounded away to the nearest number, and in no other rounding mode
@@ -74,7 +75,7 @@ def _read() -> Iterator[tuple[str, object]]:
     """(what, value) of all that is looked at."""
     with suppress(OSError):  # the folder was removed
         yield "the working folder", os.getcwd()
-    yield "the environment", {n: v for n, v in os.environ.items() if not n.startswith(_COMPILERS)}
+    yield "the environment", {n: v for n, v in os.environ.items() if not n.startswith(_TOOLS)}
     caught, ignored = _kernel_masks()
     for number in _SIGNALS:
         name, bit = signal.Signals(number).name if number < 32 else str(number), 1 << number - 1

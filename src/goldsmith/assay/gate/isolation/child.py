@@ -34,9 +34,11 @@ from ...execute import interpreter, raised
 from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
+from ...judge.process_state import ProcessState
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
 from ...support.known_functions import KnownFunctions
+from ...support.known_modules import KnownModules
 from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
@@ -48,14 +50,15 @@ from .protocol import Closed, Connection
 from .wire import materials_of, results_to_data, run_of
 
 _LOOK_EVERY = 16  # runs, after which patches and settings are looked for, and after the first
-_functions: list[KnownFunctions] = []  # as they were before the fork, where `prepare` has looked
+_known: list[tuple[KnownFunctions, KnownModules]] = []  # as they were before the fork, where `prepare` has looked
 
 
 def prepare() -> None:
     """What every candidate's process needs, done once before it is forked: Triton's import alone takes 0.2 s."""
     with interpreter.watching():
         pass
-    _functions.append(KnownFunctions())
+    ProcessState().begin()  # it imports NumPy's generators, and finds torch's flags
+    _known.append((KnownFunctions(), KnownModules()))
 
 
 def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
@@ -67,7 +70,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     # last is the user's current folder: a candidate's helpers may lie there, and must not stand for modules of Python
     sys.path[:] = dict.fromkeys([*request.get("paths", []), *sys.path, request["folder"]])
     connection = Connection(private, bytes.fromhex(request["nonce"]))
-    events = EventLog(_functions[0] if _functions else KnownFunctions())
+    events = EventLog(*(_known[0] if _known else (KnownFunctions(), KnownModules())))
     parts: Parts | None = None
     reply: dict[str, Any]
     state: CandidateState | None = None
@@ -94,6 +97,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
         elif message["do"] == "late":
             with events.listening():
                 sentences = late.found()
+            events.look_at_modules()
             reply = {"late": sentences, "seen": events.report()}
         elif message["do"] == "time":
             reply = _time(message, parts, timed, events)
