@@ -44,6 +44,7 @@ _WATCHED = 8  # calls whose results are watched
 LEAST = 5  # calls to make, however long they take
 _BYTES = 16 << 20  # of all results
 _LONG_WATCH = 0.5  # seconds at most, where the candidate left threads running
+_HELD_SECONDS = 0.05  # after which no further graph is opened
 _STEP = 0.01  # seconds between two looks
 _THREAD_WATCH = 64  # calls whose results are watched because they started a thread
 
@@ -151,27 +152,43 @@ def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: P
     target = materials[0].target
     started = []
     for which, power in graphs.graphs:
-        material = materials[which]
-        placed = {n: t.detach().clone() for n, t in material.inputs.items()}
-        wanted = target.wanted_grads(placed)
-        for name in wanted if target.backward == "auto" else ():
-            placed[name].requires_grad_()
-        supply = material.ordered({n: t.clone() if n in target.mutates else t for n, t in placed.items()})
-        SeededGenerator(material.seed)
-        _, named = _named(target, supply, target.bound("candidate", supply)(supply))
-        result = OpenGraph(_copies(target, named))
-        results.open.append(result)
-        started.append((material, power, placed, wanted, supply, named, result, _random_state(material)))
+        graph = _Graph(materials[which])
+        results.open.append(OpenGraph(_copies(target, graph.named)))
+        started.append((graph, power, results.open[-1]))
+    until = time.monotonic() + _HELD_SECONDS
+    held = []
+    for which in graphs.held:
+        held.append(_Graph(materials[which]))
+        if time.monotonic() > until:
+            break
     first = materials[graphs.graphs[0][0]]
     evaluated = first.ordered({n: t.detach().clone() for n, t in first.inputs.items()})
     _called(target.bound("candidate", evaluated), evaluated, NO_GRAD)
     for number in graphs.order:
-        material, power, placed, wanted, supply, named, result, state = started[number]
-        torch.set_rng_state(state[0])  # so that a backward may draw its forward's numbers again
-        if material.device.type == "cuda":
-            torch.cuda.set_rng_state(state[1], material.device)
-        sent, result.grads = _backward(material, target, supply, placed, named, wanted, power)
+        graph, power, result = started[number]
+        torch.set_rng_state(graph.random_state[0])  # so that a backward may draw its forward's numbers again
+        if first.device.type == "cuda":
+            torch.cuda.set_rng_state(graph.random_state[1], first.device)
+        sent, result.grads = _backward(
+            graph.material, target, graph.supply, graph.placed, graph.named, graph.wanted, power
+        )
         result.sent = tuple(sent)
+
+
+class _Graph:
+    """A forward on tensors of its own, whose graph stays open."""
+
+    def __init__(self, material: Material) -> None:
+        target = material.target
+        self.material, self.placed = material, {n: t.detach().clone() for n, t in material.inputs.items()}
+        self.wanted = target.wanted_grads(self.placed)
+        for name in self.wanted if target.backward == "auto" else ():
+            self.placed[name].requires_grad_()
+        given = {n: t.clone() if n in target.mutates else t for n, t in self.placed.items()}
+        self.supply = material.ordered(given)
+        SeededGenerator(material.seed)
+        _, self.named = _named(target, self.supply, target.bound("candidate", self.supply)(self.supply))
+        self.random_state = _random_state(material)
 
 
 def _random_state(material: Material) -> list[Tensor]:
