@@ -91,9 +91,9 @@ def _read() -> Iterator[tuple[str, object]]:
     yield "the rounding of floating-point numbers", (1.0 + _SMALL, 1.0 - _SMALL, -1.0 - _SMALL)
     yield "Python's recursion limit", sys.getrecursionlimit()
     yield "Python's garbage collection", (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks)))
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         yield f"sys.{name}", id(getattr(sys, name))
-        yield f"the file descriptor {number}", _file_of(number)
+        yield f"the file descriptor {descriptor}", _file_of(descriptor)
     yield "the list of functions that Python calls at its end", _ExitCalls(atexit._ncallbacks(), len(sys.modules))
     yield "threading's trace function", threading.gettrace()
     yield "threading's profile function", threading.getprofile()
