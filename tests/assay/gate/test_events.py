@@ -8,7 +8,7 @@ SCRIPT = """
 import json, os, sys
 from goldsmith.assay.gate.isolation.events import EventLog
 from goldsmith.assay.support.known_functions import KnownFunctions
-from goldsmith.assay.support.known_modules import KnownModules
+from goldsmith.assay.judge.known_modules import KnownModules
 
 writes = "import os\\ndef write(path):\\n"
 writes += "    os.close(os.open(path, os.O_RDWR | os.O_CREAT if path != '.' else os.O_RDWR | os.O_TMPFILE))\\n"
