@@ -221,9 +221,11 @@ def test_a_page_and_a_table_of_many_verdicts():
     )
     timing = {"time": 12.0, "p10": 11.0, "p90": 14.0, "reference": 24.0, "speedup": 2.0, "floor": 1.0, "doubts": []}
     verdicts += [Verdict("accepted", candidate="good", timing={"case": "c", **timing})]
+    doubted = {**timing, "p10": None, "p90": None, "time": 13.0, "doubts": ["another clock counts"]}
+    verdicts += [Verdict("accepted", candidate="doubted", timing={"case": "c", **doubted})]
     page = verdict_page.page(verdicts, conditions=["a machine"])
-    assert "49</code>" in page and "y &lt;is&gt; wrong" in page and "a machine" in page and "1 of 52" in page
-    assert display.counts(Counter(v.status for v in verdicts)) == "1 accepted, 51 wrong"
+    assert "49</code>" in page and "y &lt;is&gt; wrong" in page and "a machine" in page and "2 of 53" in page
+    assert display.counts(Counter(v.status for v in verdicts)) == "2 accepted, 51 wrong"
     out = console()
     with out.capture() as captured:
         display.show(out, verdicts[:1], every=True)
@@ -231,6 +233,7 @@ def test_a_page_and_a_table_of_many_verdicts():
     with out.capture() as captured:
         display.show(out, verdicts, every=False)
     assert not re.search("^(  )?9 of 9", captured.get(), re.M)
+    assert re.search(r"doubted +13 us +- +24 us", captured.get())
     assert "and 11 further candidates: --verbose shows them" in captured.get() and "2.00x" in captured.get()
 
 

@@ -8,14 +8,15 @@ SCRIPT = """
 import json, os, sys
 from goldsmith.assay.gate.isolation.events import EventLog
 from goldsmith.assay.support.known_functions import KnownFunctions
+from goldsmith.assay.judge.known_modules import KnownModules
 
 writes = "import os\\ndef write(path):\\n"
 writes += "    os.close(os.open(path, os.O_RDWR | os.O_CREAT if path != '.' else os.O_RDWR | os.O_TMPFILE))\\n"
 calls = "def candidate(write, path):\\n    write(path)\\n"
-known = KnownFunctions()
+known = KnownFunctions(), KnownModules()
 for folder, writer, path in json.loads(sys.argv[1]):
     os.chdir(folder)
-    log = EventLog(known)
+    log = EventLog(*known)
     library, own = {}, {}
     exec(compile(writes, writer.format(own=os.getcwd()), "exec"), library)
     exec(compile(calls, os.path.join(os.getcwd(), "candidate.py"), "exec"), own)

@@ -10,7 +10,7 @@ import pytest
 from assay.gate.problems import RIGHT, candidate, problem
 from goldsmith.assay import gate
 from goldsmith.assay.gate.isolation.limits import resident_bytes
-from goldsmith.assay.gate.isolation.sandbox import FULL
+from goldsmith.assay.gate.isolation.sandbox import FULL, linked_folders
 from goldsmith.assay.gate.isolation.zygote_process import zygote
 
 LIMITS = gate.Limits(seconds=2, import_seconds=20, memory_bytes=1 << 30, output_bytes=1 << 16)
@@ -134,3 +134,27 @@ def test_no_process_and_no_file_is_left():
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text()
     assert children.split() == [] and resident_bytes(running.process.pid) > 0
     assert not [n for n in os.listdir("/tmp") if n.startswith(f"home-{running.process.pid}-")]
+
+
+def test_folders_that_files_of_packages_are_links_to_are_shown(tmp_path):
+    site, store, own = tmp_path / "site-packages", tmp_path / "store" / "0a1b", tmp_path / "src" / "own"
+    for file in (store / "kernels/__init__.py", store / "kernels-1.0.dist-info/RECORD", own / "__init__.py"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    for folder in ("kernels", "nvidia/kernels", "plain"):
+        (site / folder).mkdir(parents=True)
+    (site / "kernels/__init__.py").symlink_to(store / "kernels/__init__.py")
+    (site / "nvidia/kernels/__init__.py").symlink_to(own / "__init__.py")
+    (site / "plain/__init__.py").touch()
+    assert linked_folders((str(site), str(own))) == (str(store), str(own))
+
+
+def test_many_such_folders_are_shown_as_one(tmp_path):
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    for number in range(9):
+        package = tmp_path / f"store/{number}/package{number}"
+        package.mkdir(parents=True)
+        (tmp_path / f"store/{number}/package{number}.dist-info").mkdir()
+        (site / package.name).symlink_to(package)
+    assert linked_folders((str(site),)) == (str(tmp_path / "store"),)

@@ -1,15 +1,9 @@
 """The faster ways of the gate note the same evidence as the slow ones."""
 
-import gc
-import json
 import math
-import os
-import random
-import signal
 import sys
 import types
 
-import numpy
 import torch
 
 from assay.gate.problems import candidate, problem
@@ -18,7 +12,6 @@ from goldsmith.assay.execute.plain_calls import plain_calls
 from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults
 from goldsmith.assay.gate.isolation import wire
 from goldsmith.assay.gate.isolation.protocol import Malformed
-from goldsmith.assay.judge.process_state import ProcessState
 from goldsmith.assay.support.known_functions import KnownFunctions
 
 LATE_PATCH = """
@@ -72,55 +65,6 @@ def test_every_kind_of_replacement_is_found_and_put_back(monkeypatch):
     functions = KnownFunctions()
     monkeypatch.setitem(sys.modules, "statistics", types.ModuleType("statistics"))
     assert list(functions.replaced()) == ["sys.modules['statistics']"]
-
-
-def _signal():
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-
-
-CHANGES = [
-    ("the working folder", lambda: os.chdir("/")),
-    ("the environment has other values of HOME", lambda: os.environ.update(HOME="elsewhere")),
-    ("the handler of SIGUSR2", _signal),
-    ("the mask of file modes", lambda: os.umask(0o123)),
-    ("Python's recursion limit", lambda: sys.setrecursionlimit(5432)),
-    ("Python's garbage collection", gc.disable),
-    ("sys.meta_path", lambda: sys.meta_path.insert(0, type("Finder", (), {"find_spec": lambda *a: None})())),
-    ("NumPy's treatment of errors", lambda: numpy.seterr(all="ignore")),
-    ("Python's random generator", lambda: random.seed(1)),
-    ("NumPy's random generator", lambda: numpy.random.seed(1)),
-]
-
-
-def test_state_that_a_call_leaves_for_other_code_is_seen():
-    """In a child, because it changes what all tests share."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        changes = []
-        for _, change in CHANGES:
-            state = ProcessState()
-            for _ in range(2):  # a generator's state shows a seed when it comes again
-                state.begin()
-                change()
-                sentences = state.changed()
-            changes.append(sentences)
-        os.write(writing, json.dumps(changes).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading) as pipe:
-        changes = json.load(pipe)
-    os.waitpid(child, 0)
-    for (name, _), sentences in zip(CHANGES, changes, strict=True):
-        assert len(sentences) == 1 and sentences[0].startswith(name), (name, sentences)
-
-
-def test_numbers_that_a_call_draws_are_no_seed():
-    state = ProcessState()
-    for _ in range(3):
-        state.begin()
-        random.random(), numpy.random.random()
-        assert not state.changed()
 
 
 def test_equal_results_of_plain_calls_are_sent_once():

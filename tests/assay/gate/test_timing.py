@@ -135,12 +135,14 @@ def test_the_judges_clock_sees_the_work_of_the_candidates_process():
 
 def test_a_clock_that_stands_still_is_not_believed():
     timing = measure._believed(rows[0], [[0.0, 0.0]] * 12, [[0, "wall"]] * 12, 3_500.0)
+    assert timing.p10 is timing.p90 is None  # the process's own clock has no say
     assert timing.time == 3_500.0 and "the judge's clock says 3500 us" in timing.doubts[0]
 
 
 def test_a_clock_that_makes_small_calls_smaller_is_not_believed():
     timing = measure._believed(rows[0], [[3.0, 0.0]] * 12, [[0, "wall", 1]] * 12, 130.0)
     measure._hold_against(timing, 130.0, loop=50.0)
+    assert timing.p10 is timing.p90 is None
     assert timing.time == 130.0 and "calls in a chain take 130 us" in timing.doubts[0]
 
 

@@ -292,3 +292,34 @@ def test_a_candidate_that_is_wrong_for_rare_numbers_is_seen():
     body = f"return {R} if x[0, 0] < 1.2 else x * w"
     verdict = gate.judge(candidate(body), problem(), seed=11)
     assert (verdict.status, verdict.reason) == ("wrong", "calls"), verdict.evidence
+
+
+RING = """
+import torch
+ring, count = [None] * 8, 0
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        global count
+        ctx.place, count = count % len(ring), count + 1
+        p = x.softmax(-1)
+        ring[ctx.place] = p.detach().clone(), w.detach().clone()
+        return p * w
+
+    @staticmethod
+    def backward(ctx, g):
+        p, w = ring[ctx.place]
+        return p * (g * w - (g * w * p).sum(-1, keepdim=True)), (g * p).sum(0)
+
+
+def candidate(x, w):
+    return Scaled.apply(x, w)
+"""
+
+
+def test_a_ring_of_saved_tensors_that_is_longer_than_five_graphs_is_found():
+    for seed in range(3):
+        verdict = gate.judge(gate.Candidate("ring", RING), problem(), seed=seed)
+        assert (verdict.status, verdict.reason) in {("wrong", "calls"), ("cheating", "backward_shortcut")}, verdict

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 JIT, INTERPRETER, LANGUAGE = "triton.runtime.jit", "triton.runtime.interpreter", "triton.language"
+AUTOTUNER = "triton.runtime.autotuner"
 LIBDEVICE = "triton.language.extra.libdevice"
 Change = Callable[[ModuleType], Callable[[], None]]  # changes a module and returns what undoes it
 TWIN = "_goldsmith_interpreted"  # attribute of a compiled kernel: the same function for the interpreter
@@ -141,7 +142,31 @@ def _computed(name: str, *arguments: object) -> object:
     return core.tensor(interpreter.TensorHandle(data, kind), shape)
 
 
-_CHANGES: dict[str, Change] = {JIT: _redirect, INTERPRETER: _convert_floats, LIBDEVICE: _fill_stubs}
+def _take_first(autotuner: ModuleType) -> Callable[[], None]:
+    """Makes all configurations equally fast, and returns a function that undoes it: the first one then runs.
+
+    Triton would time them, which needs a GPU.
+    """
+    tuned = getattr(autotuner, "Autotuner", None)
+    if tuned is None or not hasattr(tuned, "_bench") or getattr(tuned._bench, "func", None) is _untimed:
+        return lambda: None
+    before = tuned._bench
+    tuned._bench = _Method(_untimed, before)
+
+    def undo() -> None:
+        tuned._bench = before
+
+    return undo
+
+
+def _untimed(timed: Callable[..., Any], kernel: Any, *args: object, **options: object) -> Any:
+    """The times of a configuration, in place of `Autotuner._bench`."""
+    return timed(kernel, *args, **options) if any(map(_on_a_gpu, (*args, *options.values()))) else [0.0]
+
+
+_CHANGES: dict[str, Change] = {
+    JIT: _redirect, INTERPRETER: _convert_floats, LIBDEVICE: _fill_stubs, AUTOTUNER: _take_first,
+}  # fmt: skip
 
 
 class _Method(partial):

@@ -37,13 +37,14 @@ from .records import (
     PlainResults,
     Watched,
 )
-from .torch_state import reseeded, restored_settings
+from .torch_state import SeededGenerator, restored_settings
 
 T = TypeVar("T")
 _WATCHED = 8  # calls whose results are watched
 LEAST = 5  # calls to make, however long they take
 _BYTES = 16 << 20  # of all results
 _LONG_WATCH = 0.5  # seconds at most, where the candidate left threads running
+_HELD_SECONDS = 0.05  # after which no further graph is opened
 _STEP = 0.01  # seconds between two looks
 _THREAD_WATCH = 64  # calls whose results are watched because they started a thread
 
@@ -80,7 +81,7 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
         if material.device.type == "cuda":
             torch.cuda.synchronize(material.device)
     results.inputs = {n: t.detach() for n, t in placed.items() if n not in material.target.mutates}
-    results.late = [(i, n) for i, n, t in live if not _same(t, results.outputs[i][n])]
+    results.late = [(i, n) for i, n, t in live if not _same(t.detach(), results.outputs[i][n])]
     results.watched = [Watched(f"{n} of plain call {i + 1}", t, results.outputs[i][n]) for i, n, t in live]
     if not material.target.mutates:
         results.watched += [Watched(f"the input {n}", t.detach(), t.detach().clone()) for n, t in placed.items()]
@@ -111,7 +112,7 @@ def _calls(
             for name, tensor in placed.items():
                 tensor.data.copy_(material.inputs[name])
             present = which
-        torch.default_generator.manual_seed(material.seed)
+        generator = SeededGenerator(material.seed)
         backward = backwards.get(number)
         wanted = gradable if backward is None or backward.wants is None else backward.wants
         own = callable(target.backward)
@@ -126,7 +127,9 @@ def _calls(
         bound = target.bound("candidate", supply)
         under = calls.under[number] if number < len(calls.under) else USUAL
         with _noted_threads(starts) if number == 0 else nullcontext():
+            properties = {n: _properties(t) for n, t in placed.items()}
             result = _called(bound, supply, USUAL if under == INFERENCE and (starts or threads) else under)
+            notes = _changed_properties(properties, placed, target.mutates)
         run.names, named = _named(target, supply, result)
         labels = {n: _label(target, n) for n in named}
         returned = _copies(target, named)
@@ -135,13 +138,13 @@ def _calls(
         size += sum(t.numel() * t.element_size() for t in named.values())
         if number < _WATCHED or number < _THREAD_WATCH and running_threads() > threads:
             watched = [(n, t) for n, t in named.items() if not any(overlap(t, p) for p in placed.values())]
-            live += [(number, labels[n], t.detach()) for n, t in watched]  # calls write into the inputs themselves
+            live += [(number, labels[n], t) for n, t in watched]  # calls write into the inputs themselves
         if backward is not None:
             sent, grads = _backward(material, target, supply, placed, named, wanted)
             if sent:
                 results.cotangents[number], results.grads[number] = sent, grads
-        if (note := reseeded(material.seed)) and note not in run.changed_settings:
-            run.changed_settings.append(note)
+        notes += filter(None, (generator.reseeded(),))
+        run.changed_settings += [note for note in dict.fromkeys(notes) if note not in run.changed_settings]
 
 
 def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: PlainResults) -> None:
@@ -149,27 +152,43 @@ def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: P
     target = materials[0].target
     started = []
     for which, power in graphs.graphs:
-        material = materials[which]
-        placed = {n: t.detach().clone() for n, t in material.inputs.items()}
-        wanted = target.wanted_grads(placed)
-        for name in wanted if target.backward == "auto" else ():
-            placed[name].requires_grad_()
-        supply = material.ordered({n: t.clone() if n in target.mutates else t for n, t in placed.items()})
-        torch.default_generator.manual_seed(material.seed)
-        _, named = _named(target, supply, target.bound("candidate", supply)(supply))
-        result = OpenGraph(_copies(target, named))
-        results.open.append(result)
-        started.append((material, power, placed, wanted, supply, named, result, _random_state(material)))
+        graph = _Graph(materials[which])
+        results.open.append(OpenGraph(_copies(target, graph.named)))
+        started.append((graph, power, results.open[-1]))
+    until = time.monotonic() + _HELD_SECONDS
+    held = []
+    for which in graphs.held:
+        held.append(_Graph(materials[which]))
+        if time.monotonic() > until:
+            break
     first = materials[graphs.graphs[0][0]]
     evaluated = first.ordered({n: t.detach().clone() for n, t in first.inputs.items()})
     _called(target.bound("candidate", evaluated), evaluated, NO_GRAD)
     for number in graphs.order:
-        material, power, placed, wanted, supply, named, result, state = started[number]
-        torch.set_rng_state(state[0])  # so that a backward may draw its forward's numbers again
-        if material.device.type == "cuda":
-            torch.cuda.set_rng_state(state[1], material.device)
-        sent, result.grads = _backward(material, target, supply, placed, named, wanted, power)
+        graph, power, result = started[number]
+        torch.set_rng_state(graph.random_state[0])  # so that a backward may draw its forward's numbers again
+        if first.device.type == "cuda":
+            torch.cuda.set_rng_state(graph.random_state[1], first.device)
+        sent, result.grads = _backward(
+            graph.material, target, graph.supply, graph.placed, graph.named, graph.wanted, power
+        )
         result.sent = tuple(sent)
+
+
+class _Graph:
+    """A forward on tensors of its own, whose graph stays open."""
+
+    def __init__(self, material: Material) -> None:
+        target = material.target
+        self.material, self.placed = material, {n: t.detach().clone() for n, t in material.inputs.items()}
+        self.wanted = target.wanted_grads(self.placed)
+        for name in self.wanted if target.backward == "auto" else ():
+            self.placed[name].requires_grad_()
+        given = {n: t.clone() if n in target.mutates else t for n, t in self.placed.items()}
+        self.supply = material.ordered(given)
+        SeededGenerator(material.seed)
+        _, self.named = _named(target, self.supply, target.bound("candidate", self.supply)(self.supply))
+        self.random_state = _random_state(material)
 
 
 def _random_state(material: Material) -> list[Tensor]:
@@ -185,7 +204,7 @@ def _one_tensor_for_two(material: Material, names: tuple[str, ...], results: Pla
         placed = {n: t.detach().clone() for n, t in material.inputs.items()}
         placed[second] = placed[first] if same else placed[first].clone()
         supply = material.ordered(placed)
-        torch.default_generator.manual_seed(material.seed)
+        SeededGenerator(material.seed)
         try:
             result = target.bound("candidate", supply)(supply)
         except Exception:
@@ -199,6 +218,28 @@ def _named(target: Target, supply: Mapping[str, object], result: object) -> tupl
     """The names of all results, and the results that are tensors."""
     pairs = names_of(result, target.outputs, "candidate", unavailable=unavailable_names(target, supply))
     return tuple(n for n, _ in pairs), only_tensors(pairs, "candidate")
+
+
+def _properties(tensor: Tensor) -> dict[str, object]:
+    """What a tensor holds besides its numbers."""
+    known = {"grad": tensor.grad, "grad_fn": tensor.grad_fn, "_version": tensor._version}
+    return {"requires_grad": tensor.requires_grad, **known, "shape": tensor.shape, "stride": tensor.stride()}
+
+
+def _changed_properties(
+    before: Mapping[str, Mapping[str, object]], placed: Mapping[str, Tensor], mutated: tuple[str, ...]
+) -> list[str]:
+    """Sentences about inputs that a call left with another property."""
+    return [
+        f"the input {name} has another {what}, which was {_word(was)}"
+        for name, tensor in placed.items()
+        for (what, was), now in zip(before[name].items(), _properties(tensor).values(), strict=True)
+        if name not in mutated and was is not now and (isinstance(was, Tensor) or was != now)
+    ]
+
+
+def _word(value: object) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, Tensor) or callable(value) else str(value)
 
 
 def _label(target: Target, name: str) -> str:

@@ -39,10 +39,12 @@ class OpenGraphs:
 
     graphs  (arguments, numbered as in `PlainCalls.schedule`, power of two that multiplies its output gradients)
     order   of the backwards
+    held    arguments of further forwards, whose graphs stay open meanwhile and get no backward
     """
 
     graphs: tuple[tuple[int, int], ...]
     order: tuple[int, ...]
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .interpreter import watching
 from .memory import Arena, Poison, aliases, overlap
 from .memory_marks import band_read, no_nan, poison_left
 from .records import CandidateRun, Material, RunSettings
-from .torch_state import reseeded, restored_settings, threads_set
+from .torch_state import SeededGenerator, restored_settings, threads_set
 from .tracer import Tracer
 
 # kinds of flags: all are True after a run without effects on memory
@@ -57,7 +57,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
     arena = Arena(settings.fill, settings.neighbour_sign, watched=settings.watch_seconds > 0)
     tracer = Tracer(substitute=settings.substitute, debug=settings.debug)
     flags, returned = _Flags(), dict[str, Tensor]()
-    _seed(material)
+    generator = _seeded(material)
     with (
         threads_set(settings.threads),
         restored_settings(run.changed_settings),
@@ -75,7 +75,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
             if mistake is not None:
                 raise mistake from error
             run.error = error
-    if note := reseeded(material.seed):
+    if note := generator.reseeded():
         run.changed_settings.append(note)
     run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)
@@ -100,11 +100,11 @@ def _reset(reset: Callable[[], object]) -> None:
         raise TargetError(f"reset: raised {type(error).__name__}: {error}") from error
 
 
-def _seed(material: Material) -> None:
-    """Makes candidates that draw (dropout) repeat; `torch.manual_seed` would format a stack trace each time."""
-    torch.default_generator.manual_seed(material.seed)
+def _seeded(material: Material) -> SeededGenerator:
+    """Makes candidates that draw (dropout) repeat."""
     if material.device.type == "cuda":
         torch.cuda.manual_seed(material.seed)
+    return SeededGenerator(material.seed)
 
 
 def _forward_and_backward(

@@ -59,10 +59,24 @@ def restored_settings(changed: list[str]) -> Iterator[None]:
                 setting.put(was)
 
 
-def reseeded(seed: int) -> str:
-    """A sentence where the random generator, which was given this seed, has another one now; else ""."""
-    now = torch.default_generator.initial_seed()
-    return "" if now == seed % 2**64 else f"torch's random generator, whose seed was {seed}, has the seed {now}"
+class SeededGenerator:
+    """torch's generator of the CPU with this seed, one number after it, so that a return to the seed shows.
+
+    `torch.manual_seed` would format a stack trace each time.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = torch.default_generator.manual_seed(seed).initial_seed()
+        self.first = torch.default_generator.get_state()
+        torch.rand(1)
+
+    def reseeded(self) -> str:
+        """A sentence where the generator has another seed now, or was set back to this one; else ""."""
+        now = torch.default_generator.initial_seed()
+        if now != self.seed:
+            return f"torch's random generator, whose seed was {self.seed}, has the seed {now}"
+        back = torch.equal(torch.default_generator.get_state(), self.first)
+        return f"torch's random generator is back at its seed {now}, so that its numbers come again" if back else ""
 
 
 def _shown(value: object) -> str:

@@ -294,9 +294,12 @@ def _verdict(
         status, reason = CHEATING, trick[0]
         texts = list(dict.fromkeys([trick[1], *texts]))
     else:
-        raised = examination is not None and examination._first is not None and examination.first.error is not None
-        status, reason = CRASHED if raised else WRONG, findings[0].probe
-        small = "" if raised else reasons.digits(findings, known)
+        raised = None if examination is None or examination._first is None else examination.first.error
+        if isinstance(raised, ModuleNotFoundError):  # as where the source itself imports it
+            text = f"it needs a package that is not installed here: {raised}"
+            return Verdict(REFUSED, "missing_package", case=findings[0].case, evidence=[text])
+        status, reason = WRONG if raised is None else CRASHED, findings[0].probe
+        small = "" if raised is not None else reasons.digits(findings, known)
         if small:
             reason, texts = "lowered_precision", [small, *texts]
     return Verdict(status, reason, case=findings[0].case, evidence=texts, finding=findings[0])

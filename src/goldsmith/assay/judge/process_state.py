@@ -5,20 +5,31 @@ Settings that change neither a number nor what other code does, such as how torc
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
+import logging
 import os
-import random
 import signal
 import sys
+import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-_COMPILERS = ("CC", "CXX", "CUDA", "MAX_JOBS", "NV", "PYTORCH_", "TORCH", "TRITON_")  # their variables
+from .shared_generators import SharedGenerators
+
+# prefixes of variables that compilers and their runtimes read when they start
+_TOOLS = ("CC", "CXX", "CUDA", "GOMP_", "KMP_", "MAX_JOBS", "MKL_", "NV", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGUSR1})  # the harness's own
 _UMASK = 0o077
+_SMALL = 2.0**-60  # beside 1 it is rounded away to the nearest number, and in no other rounding mode
+_TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+_SELDOM_THE_SAME = ("deterministic", "thread_name")  # parts of names of torch's flags that change no number
 
 
 class ProcessState:
@@ -26,65 +37,112 @@ class ProcessState:
 
     def __init__(self) -> None:
         self.before: dict[str, object] = {}
-        self.states: dict[str, set[object]] = {}  # that generators had after calls which changed them
-        self.given: dict[str, object] = {}
+        self.generators = SharedGenerators()
+
+    def keep(self) -> None:
+        """Before the first call, and after the candidate's import, which may set what it likes."""
+        self.before = dict(_read())
 
     def begin(self) -> None:
         """Before a call: gives Python's and NumPy's generators states that they never had."""
         if not self.before:
-            self.before = dict(_read())
-        for name, seed, state in _generators():
-            seed(int.from_bytes(os.urandom(4), "little"))
-            self.given[name] = state()
+            self.keep()
+        self.generators.begin()
 
     def changed(self) -> list[str]:
         """After a call: sentences about what has changed."""
-        sentences = [
-            _change(name, self.before[name], now)
-            for name, now in _read()
-            if name in self.before and now != self.before[name]
-        ]
-        for name, _, state in _generators():
-            now, known = state(), self.states.setdefault(name, set())
-            if name in self.given and now != self.given[name]:
-                if now in known:  # after numbers were drawn, the state depends on the one before
-                    sentences.append(f"{name} has a seed of the candidate's")
-                known.add(now)
-        return sentences
+        sentences = []
+        for name, now in _read():
+            if name in self.before and now != self.before[name]:
+                sentences.append(_change(name, self.before[name], now))
+            if isinstance(now, _ExitCalls):
+                self.before[name] = now
+        return sentences + self.generators.seeded()
+
+
+@dataclass(frozen=True)
+class _ExitCalls:
+    """Functions that Python calls at its end. A module that is imported meanwhile may add some."""
+
+    count: int
+    modules: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ExitCalls) and (self.count == other.count or self.modules != other.modules)
 
 
 def _read() -> Iterator[tuple[str, object]]:
     """(what, value) of all that is looked at."""
     with suppress(OSError):  # the folder was removed
         yield "the working folder", os.getcwd()
-    yield "the environment", {n: v for n, v in os.environ.items() if not n.startswith(_COMPILERS)}
+    yield "the environment", {n: v for n, v in os.environ.items() if not n.startswith(_TOOLS)}
+    caught, ignored = _kernel_masks()
     for number in _SIGNALS:
-        yield f"the handler of {signal.Signals(number).name if number < 32 else number}", signal.getsignal(number)
+        name, bit = signal.Signals(number).name if number < 32 else str(number), 1 << number - 1
+        yield f"the handler of {name}", (signal.getsignal(number), caught & bit, ignored & bit)
+    yield "the set of blocked signals", signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for timer in _TIMERS:
+        yield f"the timer {timer}", signal.getitimer(getattr(signal, timer)) != (0.0, 0.0)
     mask = os.umask(_UMASK)
     os.umask(mask)
     yield "the mask of file modes", mask
+    if hasattr(os, "sched_getaffinity"):
+        yield "the set of processors", os.sched_getaffinity(0)
+    yield "the rounding of floating-point numbers", (1.0 + _SMALL, 1.0 - _SMALL, -1.0 - _SMALL)
     yield "Python's recursion limit", sys.getrecursionlimit()
-    yield "Python's garbage collection", gc.isenabled()
-    for name in ("stdin", "stdout", "stderr"):
+    yield "Python's garbage collection", (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks)))
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         yield f"sys.{name}", id(getattr(sys, name))
+        yield f"the file descriptor {descriptor}", _file_of(descriptor)
+    yield "the list of functions that Python calls at its end", _ExitCalls(atexit._ncallbacks(), len(sys.modules))
+    yield "threading's trace function", threading.gettrace()
+    yield "threading's profile function", threading.getprofile()
+    yield "the level below which nothing is logged", logging.root.manager.disable
     yield "sys.meta_path", [id(f) for f in sys.meta_path if not _of_a_library(f)]
     numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "geterr"):
-        yield "NumPy's treatment of errors", numpy.geterr()
+        yield "NumPy's treatment of errors", {**numpy.geterr(), "call": numpy.geterrcall()}
     yield "torch's inference mode", torch.is_inference_mode_enabled()
     yield "torch's precision of float32 products", torch.get_float32_matmul_precision()
-    for backend in (torch.backends.cudnn, torch.backends.mkldnn):
-        for flag in ("enabled", "allow_tf32"):
-            with suppress(AttributeError, RuntimeError):  # torch refuses to read the old flag where the new one is set
-                yield f"{backend.__name__}.{flag}", getattr(backend, flag)
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if hooks is not None:
+        yield "autograd's list of hooks for saved tensors", hooks(False)
+    for name, flag in _flags():
+        with suppress(AttributeError, RuntimeError):  # torch refuses to read the old flag where the new one is set
+            yield name, flag()
 
 
-def _generators() -> Iterator[tuple[str, Callable[[int], object], Callable[[], object]]]:
-    """(what, how to seed it, its state) of the generators that all code shares."""
-    yield "Python's random generator", random.seed, random.getstate
-    numpy: Any = sys.modules.get("numpy.random")
-    if hasattr(numpy, "get_state"):
-        yield "NumPy's random generator", numpy.seed, lambda: numpy.get_state()[1].tobytes()
+def _kernel_masks() -> tuple[int, int]:
+    """(caught, ignored) signals as the kernel knows them, because C can set handlers, too; a bit for each."""
+    with suppress(OSError), open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+        return int(lines["SigCgt"], 16), int(lines["SigIgn"], 16)
+    return 0, 0
+
+
+def _file_of(descriptor: int) -> object:
+    try:
+        known = os.fstat(descriptor)
+    except OSError:
+        return None
+    return known.st_dev, known.st_ino
+
+
+@functools.cache
+def _flags() -> list[tuple[str, Callable[[], object]]]:
+    """(name, how to read it) of torch's flags: what `torch._C._get_...()` returns, and values of torch.backends."""
+    flags: list[tuple[str, Callable[[], object]]] = []
+    for name, get in vars(torch._C).items():
+        if name.startswith("_get_") and callable(get) and not any(part in name for part in _SELDOM_THE_SAME):
+            with suppress(Exception):  # it takes arguments, or this build of torch lacks it
+                if isinstance(get(), bool | int) and get() == get():
+                    flags.append((f"torch's flag {name.removeprefix('_get_')}", get))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.backends.") and isinstance(module, types.ModuleType):
+            values = vars(getattr(module, "m", module))  # torch wraps modules that have flags
+            names = [n for n, v in values.items() if isinstance(v, bool | int | str) and not n.startswith("__")]
+            flags += [(f"{name}.{n}", functools.partial(getattr, module, n)) for n in names]
+    return flags
 
 
 def _of_a_library(finder: object) -> bool:

@@ -44,6 +44,7 @@ _DOUBTFUL_DRAWS = 8  # where a candidate may be right for most numbers only
 _LATER = (USUAL, NO_GRAD, INFERENCE, THREAD), (26, 3, 2, 1)  # how calls after the first ones run, and how often
 _LARGE = 1 << 20  # bytes of inputs from which two draws must do
 _OPEN_BYTES = 64 << 20  # of inputs up to which several graphs are open at once
+_HELD = 12, 19  # further graphs that are open then, where a candidate may keep a ring of buffers
 _POWER, _POWER_OF_HALF = 16, 4  # of two, times output gradients: a loss scale, and with minus a mean over many tokens
 
 
@@ -73,6 +74,9 @@ def run(examination: Examination) -> None:
     under += [order.choices(*_LATER)[0] for _ in range(CALLS - len(under))]
     backward = _backwards(examination, [schedule.index(k) for k in draws_once], order)
     graphs = _graphs(examination, [draws_once[0], *draws_once[1:3]], order) if size <= _OPEN_BYTES else None
+    if graphs is not None and doubtful and size < _LARGE and others:
+        held = order.randint(*_HELD)
+        graphs = replace(graphs, held=tuple(order.randrange(len(materials)) for _ in range(held)))
     plain = PlainCalls(others, tuple(schedule), backward, tuple(under), open=graphs, shared=_alike_inputs(examination))
     how = RunSettings(fresh=False, plain=plain)
     run = examination.execute(NAME, "plain calls", how, look=False)

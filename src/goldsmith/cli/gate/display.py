@@ -129,7 +129,8 @@ def times(verdicts: Sequence[Verdict], *, narrow: bool = False) -> Table:
         speedup = timing.get("speedup")
         cells = [microseconds(timing["time"]), f"{speedup:.2f}x" if speedup else "-"]
         if not narrow:
-            spread = f"{microseconds(timing['p10'])} to {microseconds(timing['p90'])}"
+            low, high = timing["p10"], timing["p90"]
+            spread = "-" if low is None else f"{microseconds(low)} to {microseconds(high)}"
             reference = timing.get("reference")
             own = microseconds(reference) if reference else "-"
             cells = [cells[0], spread, own, cells[1], microseconds(timing["floor"])]

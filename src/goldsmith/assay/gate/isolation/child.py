@@ -34,6 +34,8 @@ from ...execute import interpreter, raised
 from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
+from ...judge.known_modules import KnownModules
+from ...judge.process_state import ProcessState
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
 from ...support.known_functions import KnownFunctions
@@ -47,15 +49,16 @@ from .origins import computed_by_torch
 from .protocol import Closed, Connection
 from .wire import materials_of, results_to_data, run_of
 
-_ALL_LOOKED_AT, _LOOK_EVERY = 1, 16  # requests, after which patches are looked for
-_functions: list[KnownFunctions] = []  # as they were before the fork, where `prepare` has looked
+_LOOK_EVERY = 16  # runs, after which patches and settings are looked for, and after the first
+_known: list[tuple[KnownFunctions, KnownModules]] = []  # as they were before the fork, where `prepare` has looked
 
 
 def prepare() -> None:
     """What every candidate's process needs, done once before it is forked: Triton's import alone takes 0.2 s."""
     with interpreter.watching():
         pass
-    _functions.append(KnownFunctions())
+    ProcessState().begin()  # it imports NumPy's generators, and finds torch's flags
+    _known.append((KnownFunctions(), KnownModules()))
 
 
 def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
@@ -67,11 +70,11 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     # last is the user's current folder: a candidate's helpers may lie there, and must not stand for modules of Python
     sys.path[:] = dict.fromkeys([*request.get("paths", []), *sys.path, request["folder"]])
     connection = Connection(private, bytes.fromhex(request["nonce"]))
-    events = EventLog(_functions[0] if _functions else KnownFunctions())
+    events = EventLog(*(_known[0] if _known else (KnownFunctions(), KnownModules())))
     parts: Parts | None = None
     reply: dict[str, Any]
     state: CandidateState | None = None
-    timed, late = TimedCalls(), LateWrites()
+    timed, late, runs = TimedCalls(), LateWrites(), 0
     while True:
         try:
             number, message = receive(connection, pickled=True)
@@ -85,13 +88,17 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
                 _limit_gpu_memory(request["gpu"], request["limits"]["memory_bytes"])
             parts, reply = _made(message, events)
             state = None if parts is None else CandidateState(parts)
+            events.state.keep()
             reply = reply if parts is None else {"loaded": parameters_of(parts), **reply}
         elif parts is None or state is None:
             reply = {"problem": "no candidate is loaded"}
         elif message["do"] == "state":
             reply = {"changed": state.changed}
         elif message["do"] == "late":
-            reply = {"late": late.found()}
+            with events.listening():
+                sentences = late.found()
+            events.look_at_modules()
+            reply = {"late": sentences, "seen": events.report()}
         elif message["do"] == "time":
             reply = _time(message, parts, timed, events)
         elif message["do"] == "timed_results":
@@ -100,7 +107,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             reply = _told(lambda: {"origins": computed_by_torch(materials_of(message, parts)[0])}, "a call")  # noqa: B023
         else:
             with state.cleared() if message["cleared"] else nullcontext():
-                reply = _run(message, parts, events, number, late)
+                reply = _run(message, parts, events, late, thorough=runs % _LOOK_EVERY == 0)
+            runs += 1
         try:
             send(connection, number, reply)
         except Unsendable as error:
@@ -175,11 +183,10 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
 
 
 def _run(
-    message: Mapping[str, object], parts: Parts, events: EventLog, number: int, late: LateWrites
+    message: Mapping[str, object], parts: Parts, events: EventLog, late: LateWrites, *, thorough: bool
 ) -> dict[str, object]:
     material, settings = run_of(message, parts)
-    # a patch stays from the run that makes it; plain calls are the last run of a case
-    thorough = number <= _ALL_LOOKED_AT or number % _LOOK_EVERY == 0 or settings.plain is not None
+    thorough = thorough or settings.plain is not None  # a patch stays; plain calls are the last run of a case
     try:
         threads = running_threads()
         with neutral_state(), events.listening(thorough=thorough):

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ...judge.known_modules import KnownModules
 from ...judge.process_state import ProcessState
 from ...support.known_functions import KnownFunctions
 from ...support.known_operators import KnownOperators
@@ -49,15 +50,16 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/", "/usr/")
 class EventLog:
     """Notes events while the candidate's code runs; made before its source is imported."""
 
-    def __init__(self, functions: KnownFunctions) -> None:
-        """functions: as they were before."""
+    def __init__(self, functions: KnownFunctions, modules: KnownModules) -> None:
+        """functions, modules: as they were before."""
         self.seen: list[list[object]] = []
         self.on = False
         self.importing = self.inside = False
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
-        self.functions, self.operators, self.state = functions, KnownOperators(), ProcessState()
+        self.functions, self.modules = functions, modules
+        self.operators, self.state = KnownOperators(), ProcessState()
         sys.addaudithook(self._hook)
 
     @contextmanager
@@ -84,6 +86,11 @@ class EventLog:
                 self._note("patched", name)
             for name in self.operators.replaced() if thorough else ():
                 self._note("patched", f"the kernel of torch's operator {name}")
+
+    def look_at_modules(self) -> None:
+        """Notes what is replaced in any module or class, which is looked at once, after the last call."""
+        for name in self.modules.replaced(self.own):
+            self._note("patched", name)
 
     def left(self, sentences: Sequence[str]) -> None:
         """Notes settings that a call left changed, except those that change no number."""

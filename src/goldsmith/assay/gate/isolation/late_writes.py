@@ -7,6 +7,7 @@ Where a thread or a process of the candidate can, the look is late.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import sys
@@ -42,13 +43,14 @@ class LateWrites:
 
     def found(self) -> list[str]:
         """Sentences about what has changed; waits where something runs that can still write."""
+        gc.collect()  # a finalizer or a callback of the collector may write
         until = self.since + LATE
         while self.watched and time.monotonic() < until and not self._changed() and can_write():
             time.sleep(min(0.05, max(0.0, until - time.monotonic())))
         return [f"{watched.name} changed after the call had returned" for watched in self._changed()]
 
     def _changed(self) -> list[Watched]:
-        return [w for w in self.watched if not same_bits(w.tensor, w.copy)]
+        return [w for w in self.watched if not same_bits(w.tensor.detach(), w.copy)]
 
 
 def can_write() -> bool:

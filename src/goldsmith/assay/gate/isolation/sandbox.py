@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,9 @@ _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38
 _MOUNT_SETATTR, _AT_RECURSIVE, _AT_FDCWD, _ATTR_RDONLY = 442, 0x8000, -100, 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # number of the system call, which the C library does not offer
 _CAPABILITY_VERSION = 0x20080522
+_PACKAGES = ("site-packages", "dist-packages")  # how folders of packages end
+_MANY = 8  # folders beside each other, of which the one above is shown: each folder costs every candidate a mount
+_NESTED = 3  # folders of a package without files, such as nvidia/cuda
 _FILES = 1 << 16  # that the temporary folders may hold together
 _SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu", "/sys",
@@ -72,6 +77,7 @@ def available() -> str:
     """FULL, or why this system only has process groups; tried in a child."""
     if sys.platform != "linux":
         return "namespaces need Linux"
+    linked_folders(tuple(sys.path))  # once, for all processes that are forked
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -149,9 +155,12 @@ def _file_systems(sandbox: Sandbox) -> None:
 def _view(further: Sequence[str], hidden: Sequence[str]) -> list[tuple[str, bool]]:
     """(path, whether it is shown or empty) of what the new root holds, outer ones first."""
     python = (sys.prefix, sys.base_prefix, sys.exec_prefix, *(p for p in sys.path if p != os.getcwd()))
+    linked = linked_folders(tuple(p for p in sys.path if p != os.getcwd()))
     named = [p for name in _PATHS for p in os.environ.get(name, "").split(os.pathsep)]
     paths = [
-        os.path.abspath(p) for p in (*_SYSTEM, *python, *named, *further) if os.path.isabs(p) and os.path.exists(p)
+        os.path.abspath(p)
+        for p in (*_SYSTEM, *python, *linked, *named, *further)
+        if os.path.isabs(p) and os.path.exists(p)
     ]
     shown = {**{p: True for path in paths for p in (path, os.path.realpath(path)) if p != "/"}}
     shown.update({path: False for path in hidden if path != "/"})
@@ -161,6 +170,45 @@ def _view(further: Sequence[str], hidden: Sequence[str]) -> list[tuple[str, bool
         if shown[path] != (above[-1] if above else None):  # a hidden folder is there, so that a look into it is seen
             view.append((path, shown[path]))
     return view
+
+
+@functools.cache
+def linked_folders(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Where packages lie whose files are links out of the environment, as those of `uv --link-mode symlink`.
+
+    The folders of the packages, or those that they were installed to, or one folder that holds many of these.
+    """
+    packages = [p for path in paths if path.endswith(_PACKAGES) for p in _linked(path, depth=0)]
+    places = list(dict.fromkeys(_installation(package) for package in packages))
+    counts = Counter(map(os.path.dirname, places))
+    return tuple(dict.fromkeys(above if counts[above := os.path.dirname(p)] > _MANY else p for p in places))
+
+
+def _installation(package: str) -> str:
+    """The folder that a package was installed to, as its metadata there show; otherwise its own."""
+    folder = package
+    for _ in range(_NESTED):
+        folder = os.path.dirname(folder)
+        if any(name.endswith(".dist-info") for name in os.listdir(folder)):
+            return folder
+    return package
+
+
+def _linked(folder: str, *, depth: int) -> Iterator[str]:
+    """One file of a package stands for all; a folder without files may hold packages of several origins."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda e: e.name)
+    except OSError:  # it is a file, or is missing
+        return
+    files = [e for e in entries if not e.is_dir()]
+    for entry in entries if depth == 0 else files[:1]:
+        if entry.is_symlink():
+            place = os.path.realpath(entry.path)
+            yield place if depth == 0 else os.path.dirname(place)
+    if depth == 0 or not files and depth < _NESTED:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(("__", ".")):
+                yield from _linked(entry.path, depth=depth + 1)
 
 
 def _attributes(folder: str, add: int, remove: int) -> None:

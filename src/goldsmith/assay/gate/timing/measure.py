@@ -55,6 +55,7 @@ class CallTiming:
     judge     by the judge's clock, without what the harness costs; on a CPU processor time
     reference the golden as plain torch in the case's dtype, timed in the same way by the judge
     floor     less is impossible, because of `limit`
+    p10, p90  of the reported times; None where the judge's clock counts instead, which says only one time
     doubts    sentences: work on other streams, clocks that disagree
     """
 
@@ -66,8 +67,8 @@ class CallTiming:
     reference: float | None = None
     floor: float = 0.0
     limit: str = ""
-    p10: float = 0.0
-    p90: float = 0.0
+    p10: float | None = None
+    p90: float | None = None
     calls: int = 0
     doubts: list[str] = field(default_factory=list)
 
@@ -164,7 +165,7 @@ def _hold_against(timing: CallTiming, judge: float, loop: float) -> None:
         timing.doubts.append(
             f"calls in a chain take {judge:.0f} us each, and the process says {timing.wall:.0f} us of one"
         )
-        timing.time = judge
+        timing.time, timing.p10, timing.p90 = judge, None, None
 
 
 def _schedule(calls: int, device: torch.device, order: random.Random) -> list[list[object]]:
@@ -200,9 +201,9 @@ def _believed(
         believed, samples = wall, walls
     if judge > SLOWER * wall + SLOWER_US:
         doubts.append(f"the judge's clock says {judge:.0f} us a call, and the candidate's process {wall:.0f} us")
-        believed = judge
+        believed, samples = judge, []
     ordered = sorted(samples)
-    p10, p90 = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
+    p10, p90 = (ordered[round(q * (len(ordered) - 1))] if ordered else None for q in (0.1, 0.9))
     return CallTiming(case.name, believed, wall, judge, device, p10=p10, p90=p90, calls=len(times), doubts=doubts)
 
 

@@ -1,0 +1,145 @@
+"""Settings that a call leaves changed are seen, whatever the call: the process and the inputs stay as they were."""
+
+import atexit
+import ctypes
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+
+import numpy
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from assay.gate.problems import candidate, problem
+from goldsmith.assay import gate
+from goldsmith.assay.judge.process_state import ProcessState
+
+_c_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+
+
+def _signal():
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+CHANGES = [
+    ("the working folder", lambda: os.chdir("/")),
+    ("the environment has other values of HOME", lambda: os.environ.update(HOME="elsewhere")),
+    ("the handler of SIGUSR2", _signal),
+    ("the mask of file modes", lambda: os.umask(0o123)),
+    ("Python's recursion limit", lambda: sys.setrecursionlimit(5432)),
+    ("Python's garbage collection", gc.disable),
+    ("sys.meta_path", lambda: sys.meta_path.insert(0, type("Finder", (), {"find_spec": lambda *a: None})())),
+    ("NumPy's treatment of errors", lambda: numpy.seterr(all="ignore")),
+    ("Python's garbage collection", lambda: gc.set_threshold(0)),
+    ("Python's garbage collection", lambda: gc.callbacks.append(print)),
+    ("the rounding of floating-point numbers", lambda: ctypes.CDLL("libm.so.6").fesetround(0xC00)),
+    ("the handler of SIGALRM", lambda: ctypes.CDLL(None).signal(signal.SIGALRM, _c_handler)),
+    ("the set of blocked signals", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})),
+    ("the timer ITIMER_REAL", lambda: signal.alarm(30)),
+    ("the file descriptor 1", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)),
+    ("the list of functions that Python calls at its end", lambda: atexit.register(print)),
+    ("threading's trace function", lambda: threading.settrace(lambda *a: None)),
+    ("the level below which nothing is logged", lambda: logging.disable(50)),
+    ("torch's flag flash_sdp_enabled", lambda: torch.backends.cuda.enable_flash_sdp(False)),
+    ("torch's flag cudnn_benchmark", lambda: setattr(torch.backends.cudnn, "benchmark", True)),
+    ("autograd's list of hooks", lambda: saved_tensors_hooks(print, print).__enter__()),
+    ("Python's random generator", lambda: random.seed(1)),
+    ("Python's random generator", lambda: random.seed(os.urandom(8))),
+    ("NumPy's random generator", lambda: numpy.random.seed(int.from_bytes(os.urandom(4), "little"))),
+    ("NumPy's random generator", lambda: numpy.random.seed(1)),
+]
+
+
+def test_state_that_a_call_leaves_for_other_code_is_seen():
+    """In a child, because it changes what all tests share."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        changes = []
+        for _, change in CHANGES:
+            state = ProcessState()
+            state.keep()
+            for _ in range(2):  # a generator's state shows a seed when it comes again
+                state.begin()
+                change()
+                sentences = state.changed()
+            changes.append(sentences)
+        os.write(writing, json.dumps(changes).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        changes = json.load(pipe)
+    os.waitpid(child, 0)
+    for (name, _), sentences in zip(CHANGES, changes, strict=True):
+        assert len(sentences) == 1 and sentences[0].startswith(name), (name, sentences)
+
+
+def test_numbers_that_a_call_draws_are_no_seed():
+    state = ProcessState()
+    for _ in range(3):
+        state.begin()
+        random.random(), numpy.random.random()
+        assert not state.changed()
+
+
+RETURN = "return x.softmax(-1) * w"
+LEFT = {
+    "from the first call on": ("gc.disable()", "Python's garbage collection"),
+    "torch's generator": ("torch.manual_seed(torch.initial_seed())", "is back at its seed"),
+    "an input": (
+        "if not torch.is_inference_mode_enabled(): w.requires_grad_()",
+        "input w has another requires_grad",
+    ),
+    "the version of an input": (
+        "x.mul_(1) if x.is_leaf and not x.requires_grad else 0",
+        "the input x has another _version",
+    ),
+    "a timer": ("signal.setitimer(signal.ITIMER_REAL, 100)", "the timer ITIMER_REAL"),
+}
+
+
+@pytest.mark.parametrize("body, sentence", LEFT.values(), ids=LEFT.keys())
+def test_a_call_that_leaves_a_setting_changed_is_wrong(body, sentence):
+    verdict = gate.judge(candidate(f"{body}\n{RETURN}", head="import gc, signal"), problem(), seed=1)
+    assert (verdict.status, verdict.reason) == ("wrong", "settings"), verdict
+    assert sentence in verdict.evidence[0]
+
+
+def test_a_source_may_change_settings_when_it_is_imported():
+    verdict = gate.judge(
+        candidate(RETURN, head="import os, gc\nos.environ['A'] = '1'\ngc.disable()"), problem(), seed=1
+    )
+    assert verdict.ok, verdict
+
+
+WRITES_AT_COLLECTION = """
+import gc, torch, weakref
+known = []
+
+
+def wipe(phase, facts):
+    if phase == "start" and facts["generation"] == 2:
+        for tensor in known:
+            if tensor() is not None:
+                tensor().data.zero_()
+
+
+gc.callbacks.append(wipe)
+
+
+def candidate(x, w):
+    y = x.softmax(-1) * w
+    known.append(weakref.ref(y))
+    return y
+"""
+
+
+def test_a_result_that_the_next_garbage_collection_overwrites_is_a_late_write():
+    verdict = gate.judge(gate.Candidate("late", WRITES_AT_COLLECTION), problem(), seed=1)
+    assert (verdict.status, verdict.reason) == ("cheating", "late_write"), verdict
