@@ -298,16 +298,17 @@ def test_cases_keep_their_order_whatever_worker_finishes_first():
     assert check.report().cases == ["a", "b", "c", "d"]
 
 
-def test_large_cases_begin_first_then_the_costliest_operator_and_two_operators_do_not_go_through_their_cases_in_step():
+def test_the_longest_cases_begin_first_then_the_costliest_operator_and_two_operators_do_not_go_in_step():
     def jobs(check, dtype, costs):
         return [{"check": check, "dtype": dtype, "case": str(k), "cost": cost} for k, cost in enumerate(costs)]
 
     small = [1.0, 1.01, 1.02, 1.03, 1.04, 1.05]
-    listed = [*jobs(0, "float32", small[:2]), *jobs(1, "float32", [*small, 5.0]), *jobs(2, "float32", [*small, 5.0])]
+    both = [*small, 5.0]
+    listed = [*jobs(0, "float32", [*small[:2], 20.0]), *jobs(1, "float32", both), *jobs(2, "float32", both)]
     ordered = command.costliest_first(listed)
     assert ordered == command.costliest_first(listed) and len(ordered) == len(listed)
-    assert [job["check"] for job in ordered] == [1, 2, *[1] * 6, *[2] * 6, *[0] * 2]
-    assert len({command._group(job) for job in ordered[:3]}) == 3 and command._group(ordered[3]) == (1, "float32", "")
+    assert [job["check"] for job in ordered] == [0, *[1] * 7, *[2] * 7, *[0] * 2]
+    assert command._group(ordered[0]) == (0, "float32", "2") and len({command._group(j) for j in ordered}) == 4
     first, second = ([job["case"] for job in ordered if job["check"] == check] for check in (1, 2))
     assert first[0] == second[0] == "6" and first != second
 

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from assay.gate.problems import candidate, problem
 from goldsmith.assay import gate
+from goldsmith.assay.judge import process_state
 from goldsmith.assay.judge.process_state import ProcessState
 
 _c_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
@@ -78,6 +79,16 @@ def test_state_that_a_call_leaves_for_other_code_is_seen():
     os.waitpid(child, 0)
     for (name, _), sentences in zip(CHANGES, changes, strict=True):
         assert len(sentences) == 1 and sentences[0].startswith(name), (name, sentences)
+
+
+def test_no_flag_is_read_that_looks_for_a_gpu(monkeypatch):
+    """After a look for a GPU, forked processes cannot use it."""
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: pytest.fail("a look for a GPU"))
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", lambda: pytest.fail("a look for a GPU"), raising=False)
+    process_state._flags.cache_clear()
+    names = [name for name, _ in process_state._flags()]
+    process_state._flags.cache_clear()
+    assert {"torch's flag cudnn_enabled", "torch's flag flash_sdp_enabled"} <= set(names)
 
 
 def test_numbers_that_a_call_draws_are_no_seed():

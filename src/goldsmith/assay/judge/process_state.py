@@ -130,13 +130,19 @@ def _file_of(descriptor: int) -> object:
 
 @functools.cache
 def _flags() -> list[tuple[str, Callable[[], object]]]:
-    """(name, how to read it) of torch's flags: what `torch._C._get_...()` returns, and values of torch.backends."""
+    """(name, how to read it) of torch's flags: what `torch._C._get_...()` returns, and values of torch.backends.
+
+    Only what can be set is read: `_get_accelerator` looks for a GPU, after which no forked process can use it.
+    """
     flags: list[tuple[str, Callable[[], object]]] = []
-    for name, get in vars(torch._C).items():
-        if name.startswith("_get_") and callable(get) and not any(part in name for part in _SELDOM_THE_SAME):
+    known = vars(torch._C)
+    for name, get in known.items():
+        flag = name.removeprefix("_get_")
+        settable = f"_set_{flag}" in known or flag.endswith("_enabled")
+        if flag != name and settable and callable(get) and not any(part in flag for part in _SELDOM_THE_SAME):
             with suppress(Exception):  # it takes arguments, or this build of torch lacks it
                 if isinstance(get(), bool | int) and get() == get():
-                    flags.append((f"torch's flag {name.removeprefix('_get_')}", get))
+                    flags.append((f"torch's flag {flag}", get))
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.backends.") and isinstance(module, types.ModuleType):
             values = vars(getattr(module, "m", module))  # torch wraps modules that have flags

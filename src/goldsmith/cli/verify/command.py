@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from ..workers.messages import CheckRequest, ListRequest
     from .checks import Check
 
-LARGE = 3.0  # estimated seconds of a case that comes before small ones
+LARGE = 3.0  # estimated seconds of a case that comes before its group's others
+ALONE = 10.0  # of one that needs no group, such as a large case with all probes
 WORTH_A_WORKER = 10.0  # estimated seconds of cases for which another worker starts CUDA
 INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
 
@@ -242,14 +243,15 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
 
 
 def _group(job: CheckRequest) -> tuple[int, str, str]:
-    """Jobs of one group use the same compiled kernels. A large case has its own, and takes as long as many small ones:
-    it is a group of its own, so that no worker has to go through all of an operator's.
+    """Jobs of one group use the same compiled kernels. A case that takes as long as many others is a group of its own,
+    so that no worker has to go through all of those of an operator.
     """
-    return job["check"], job["dtype"], job["case"] if job["cost"] >= LARGE else ""
+    return job["check"], job["dtype"], job["case"] if job["cost"] >= ALONE else ""
 
 
 def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
-    """Large cases first, then the costliest groups: a long job begun last would run alone at the end.
+    """Cases of groups of their own first, then the costliest groups, each from its large cases on: a long job begun
+    last would run alone at the end.
 
     The other jobs come in an order of their group's own. Operators of one family have the same cases and share kernels;
     workers that went through them in step would wait for each other's compiles (see ../workers/compile_locks.py).
@@ -258,9 +260,12 @@ def costliest_first(jobs: Sequence[CheckRequest]) -> list[CheckRequest]:
     for job in jobs:
         costs[_group(job)] = costs.get(_group(job), 0.0) + job["cost"]
     shuffled = {group: random.Random(str(group)) for group in costs}
-    return sorted(
-        jobs, key=lambda job: (job["cost"] < LARGE, -costs[_group(job)], _group(job), shuffled[_group(job)].random())
-    )
+
+    def place(job: CheckRequest) -> tuple:
+        group = _group(job)
+        return job["cost"] < ALONE, -costs[group], group, job["cost"] < LARGE, shuffled[group].random()
+
+    return sorted(jobs, key=place)
 
 
 def _message(number: int, check: Check, job: Job, request: VerifyRequest) -> CheckRequest:
