@@ -6,7 +6,7 @@ Imports only torch, numpy and the assay.
 from .causes.rank import Cause
 from .driver import diagnose
 from .report.bundle import Bundle, load_bundle
+from .report.rendering import Diagnosis
 from .report.replay import replay
-from .report.result import Diagnosis
 
 __all__ = ["Bundle", "Cause", "Diagnosis", "diagnose", "load_bundle", "replay"]

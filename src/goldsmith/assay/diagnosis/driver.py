@@ -33,7 +33,7 @@ from .facts.evidence import NO_TIME, Evidence, RunFact
 from .failing_case import find_failing, informative, prefer_failing_draw, prefer_numbers
 from .report import bundle
 from .report.open_questions import open_questions
-from .report.result import PAGE, Diagnosis
+from .report.rendering import PAGE, Diagnosis
 from .report.trace_sentences import trace_sentences
 from .shrink.smallest_case import smallest_case
 from .trace.line_search import add_line

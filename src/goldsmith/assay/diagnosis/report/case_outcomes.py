@@ -8,12 +8,12 @@ from ...report.results import NOT_JUDGED, QUALITY
 from ...report.results import NOT_RUN as NOT_RUN_NOTE
 
 if TYPE_CHECKING:
-    from .result import Diagnosis
+    from .result import DiagnosisFacts
 
 PASSED, FAILED, REFUSED, NOT_RUN = "pass", "FAIL", "not judged", "not run"
 
 
-def case_outcomes(diagnosis: Diagnosis) -> dict[str, str]:
+def case_outcomes(diagnosis: DiagnosisFacts) -> dict[str, str]:
     """The result of each case, by name: first those that ran, in their order, then those that did not."""
     report = diagnosis.report
     outcomes = dict.fromkeys(report.cases, PASSED)

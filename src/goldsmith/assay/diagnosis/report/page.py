@@ -16,10 +16,12 @@ from . import replay_command, view
 from .text import FLOAT32
 
 if TYPE_CHECKING:
-    from .result import Diagnosis
+    from .result import DiagnosisFacts
 
 
-def write(diagnosis: Diagnosis, path: str | os.PathLike, *, command: str = "", conditions: Sequence[str] = ()) -> Path:
+def write(
+    diagnosis: DiagnosisFacts, path: str | os.PathLike, *, command: str = "", conditions: Sequence[str] = ()
+) -> Path:
     """Write one self-contained page; creates its folder if it is missing.
 
     command     the command that replays the bundle, if the caller knows a better one
@@ -29,7 +31,7 @@ def write(diagnosis: Diagnosis, path: str | os.PathLike, *, command: str = "", c
     return Path(path)
 
 
-def render(diagnosis: Diagnosis, *, command: str = "", conditions: Sequence[str] = ()) -> str:
+def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence[str] = ()) -> str:
     """The page as text."""
     name = diagnosis.report.target or "the target"
     if diagnosis.bundle is not None and not command:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ...declare.target import Target
 
 if TYPE_CHECKING:
-    from .result import Diagnosis
+    from .result import DiagnosisFacts
 
 
-def command_line(diagnosis: Diagnosis) -> str:
+def command_line(diagnosis: DiagnosisFacts) -> str:
     """`goldsmith diagnose module:name --replay BUNDLE`, or `assay.replay("BUNDLE", target)`."""
     name = None if diagnosis.target is None else importable(diagnosis.target)
     if name is None:

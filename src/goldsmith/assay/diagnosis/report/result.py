@@ -1,8 +1,7 @@
-"""Diagnosis: the result of `diagnose`, with its rendering as text, page and bundle."""
+"""The result of a diagnosis as plain data, except for the evidence, which holds tensors."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,16 +15,14 @@ from ..causes.rank import Cause
 from ..facts.evidence import OK, Evidence, StageState
 from ..source.patch import Patch
 from ..trace.faulty_line import FaultyLine
-from . import text
 
-PAGE = "diagnosis.html"
 SCHEMA = 1
 _TABLES = ("ratios", "permutations", "memory")
 
 
 @dataclass
-class Diagnosis:
-    """The fault, its place and its cause; empty if nothing is wrong. `print(diagnosis)` shows it in 80 columns.
+class DiagnosisFacts:
+    """The fault, its place and its cause, as data; `Diagnosis` adds the rendering.
 
     first_wrong_stage  None if the target passes, or if the golden is at fault
     location, map      place in that stage, in words and as a small picture
@@ -77,30 +74,9 @@ class Diagnosis:
         wrong = [r for r in self.report.rows if r.state == "bad" and r.run != "values" and r.tensor in right]
         return {row.tensor: row.run for row in reversed(wrong)}
 
-    def __str__(self) -> str:
-        return text.render(self)
-
-    def to_html(self, path: str | os.PathLike) -> None:
-        """Write one self-contained HTML page."""
-        from . import page as diagnosis_page  # jinja2 takes 30 ms to load
-
-        diagnosis_page.write(self, path)
-
-    def save(self, folder: str | os.PathLike) -> Path:
-        """Write the smallest failing case as a bundle with a page into `folder`; returns the folder of the bundle.
-
-        Raises ValueError if there is no failing case to write.
-        """
-        if self.write_bundle is None:
-            raise ValueError(f"save: the verdict is {self.verdict!r}, so there is no failing case to write")
-        self.bundle = self.write_bundle(self, Path(folder))
-        self.to_html(self.bundle / PAGE)
-        return self.bundle
-
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, including the report; tensors are only in the bundle."""
         return {
-            "headline": text.headline(self),
             "schema": SCHEMA,
             "verdict": self.verdict,
             "first_wrong_stage": self.first_wrong_stage,

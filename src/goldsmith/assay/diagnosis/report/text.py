@@ -20,7 +20,7 @@ from .case_outcomes import FAILED, NOT_RUN, case_outcomes
 if TYPE_CHECKING:
     from ..source.patch import Patch
     from ..trace.faulty_line import FaultyLine
-    from .result import Diagnosis
+    from .result import DiagnosisFacts
 
 WIDTH = 80
 FACTS, LIKELY = "Facts", "Likely, from similar known faults (share of such answers that were right)"
@@ -38,7 +38,7 @@ FLOAT32 = {
 WITHIN = ";\n a culprit below 1 was found by comparison with honest implementations, or has no number)"
 
 
-def render(diagnosis: Diagnosis, command: str = "") -> str:
+def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     """The whole diagnosis as text; the report itself is printed by `report`. command: replays the bundle."""
     parts = [_wrapped(headline(diagnosis), 6)]
     if diagnosis.causes:
@@ -81,7 +81,7 @@ def render(diagnosis: Diagnosis, command: str = "") -> str:
     return visible("\n\n".join([*parts, tail]) + "\n")
 
 
-def headline(diagnosis: Diagnosis) -> str:
+def headline(diagnosis: DiagnosisFacts) -> str:
     """The verdict in one sentence."""
     name = diagnosis.report.target or "the target"
     if diagnosis.partial and (diagnosis.verdict == PASS or diagnosis.verdict == UNJUDGED and diagnosis.report.partial):
@@ -133,7 +133,7 @@ def _table(stages: list[StageState], elsewhere: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n(largest error as a multiple of the proven bound" + (WITHIN if within else ")")
 
 
-def _cases(diagnosis: Diagnosis) -> str:
+def _cases(diagnosis: DiagnosisFacts) -> str:
     """A table of the target's cases: which passed, which failed, and how many the diagnosis did not need."""
     outcomes = case_outcomes(diagnosis)
     if len(outcomes) < 2:
@@ -178,7 +178,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _case(diagnosis: Diagnosis) -> str:
+def _case(diagnosis: DiagnosisFacts) -> str:
     case = diagnosis.case
     threads = f"{case['threads']} thread{'s' * (case['threads'] != 1)}"
     text = f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {threads}"

@@ -18,7 +18,7 @@ from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
 if TYPE_CHECKING:
     from ..causes.rank import Cause
     from ..facts.evidence import Evidence, RunFact, StageState
-    from .result import Diagnosis
+    from .result import DiagnosisFacts
 
 STATE_WORD = {
     "ok": "right",
@@ -42,7 +42,7 @@ class Story:
     mend: str = ""
 
 
-def story(diagnosis: Diagnosis) -> Story:
+def story(diagnosis: DiagnosisFacts) -> Story:
     name = diagnosis.report.target or "the target"
     if diagnosis.verdict == PASS:
         partial = f" ({diagnosis.partial})" if diagnosis.partial else ""
@@ -70,7 +70,7 @@ def scored(cause: Cause) -> str:
     return f"{cause.id}, {'weak, ' if cause.weak else ''}score {cause.score:.2f}"
 
 
-def strip(diagnosis: Diagnosis) -> list[dict[str, str]]:
+def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     """One box for each stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
     elsewhere = diagnosis.faults_of_other_runs()
     first = diagnosis.first_wrong_stage
@@ -87,7 +87,7 @@ def strip(diagnosis: Diagnosis) -> list[dict[str, str]]:
     ]
 
 
-def stages(diagnosis: Diagnosis) -> list[tuple[StageState, str]]:
+def stages(diagnosis: DiagnosisFacts) -> list[tuple[StageState, str]]:
     """The table of stages, each with a remark on its state."""
     elsewhere = diagnosis.faults_of_other_runs()
     return [(s, f"but wrong in {elsewhere[s.name]}" if s.name in elsewhere else s.text) for s in diagnosis.stages]
@@ -103,7 +103,7 @@ def _word(stage: StageState, first: str, elsewhere: str) -> str:
     return STATE_WORD.get(stage.state, stage.state)
 
 
-def causes(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     return [
         {
             "cause": cause,
@@ -132,7 +132,7 @@ def _plain(value: object) -> str:
 # pictures
 
 
-def maps(diagnosis: Diagnosis) -> list[dict[str, object]]:
+def maps(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """The map of the first wrong tensor, then maps of other tensors that the check found wrong in that case."""
     drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
     known = {m.tensor for m in drawn}
@@ -140,7 +140,7 @@ def maps(diagnosis: Diagnosis) -> list[dict[str, object]]:
     return [map_view(m, CELLS) for m in drawn if view.pictured(m)]
 
 
-def case_table(diagnosis: Diagnosis) -> list[tuple[str, str, str]]:
+def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
     """(name, result, glyph) of each case; empty for a single one, which the page names anyway."""
     outcomes = case_outcomes(diagnosis)
     states = {PASSED: "ok", FAILED: "bad", REFUSED: "not judged", NOT_RUN: "absent"}
@@ -149,7 +149,7 @@ def case_table(diagnosis: Diagnosis) -> list[tuple[str, str, str]]:
     )
 
 
-def dependence(diagnosis: Diagnosis) -> list[dict[str, object]]:
+def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """Where the candidate depends on other slices of an input than the golden does."""
     influence = diagnosis.evidence.influence if diagnosis.evidence is not None else {}
     out = []
@@ -175,7 +175,7 @@ def dependence(diagnosis: Diagnosis) -> list[dict[str, object]]:
     return out
 
 
-def _length(diagnosis: Diagnosis, name: str, axis: int, ends: Sequence[int]) -> int:
+def _length(diagnosis: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
     shape = diagnosis.examined.get("shapes", {}).get(name, ())
     return shape[axis] if axis < len(shape) else max([*ends, 0]) + 1
 
@@ -183,7 +183,7 @@ def _length(diagnosis: Diagnosis, name: str, axis: int, ends: Sequence[int]) -> 
 # tables
 
 
-def runs(diagnosis: Diagnosis) -> list[dict[str, str]]:
+def runs(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     """Other runs of the same case; consecutive runs with the same result share a line."""
     facts = list(diagnosis.evidence.runs.values()) if diagnosis.evidence is not None else []
     lines = []
@@ -221,7 +221,7 @@ def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
     ]
 
 
-def case_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
     """The data that reproduce the smallest failing case."""
     case = diagnosis.case
     if not case:
@@ -239,7 +239,7 @@ def case_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     return rows
 
 
-def details(diagnosis: Diagnosis) -> view.Section:
+def details(diagnosis: DiagnosisFacts) -> view.Section:
     """The check's own section without the parts that the page already shows."""
     section = view.section(
         view.Entry(diagnosis.report.target or "the target", report=diagnosis.report), max_rows=120, map_cells=CELLS

@@ -18,7 +18,7 @@ from .faulty_line import FaultyLine
 from .golden_values import golden_values
 
 if TYPE_CHECKING:
-    from ..report.result import Diagnosis
+    from ..report.result import DiagnosisFacts
 
 SECONDS = 5.0  # for the child
 _LARGE = 20_000  # elements of the inputs of a case
@@ -29,7 +29,7 @@ class NoLine(Exception):
 
 
 def add_line(
-    diagnosis: Diagnosis, target: Target, failing: Examination, smallest: Examination | None,
+    diagnosis: DiagnosisFacts, target: Target, failing: Examination, smallest: Examination | None,
     lacks: Callable[[str], bool],
 ) -> None:  # fmt: skip
     """Sets the line of a failing diagnosis, if there is time and one is found.

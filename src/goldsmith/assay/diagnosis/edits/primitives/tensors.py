@@ -16,11 +16,6 @@ def constant(value: object, *, new: object) -> object:
     return list(new) if isinstance(new, tuple) else new
 
 
-def read_other(x: Tensor, other: Tensor) -> Tensor:
-    """Another tensor of the run in the place of x."""
-    return other.reshape(x.shape)
-
-
 def replace_by(x: Tensor, *, new: Tensor) -> Tensor:
     return new.reshape(x.shape).clone()
 
