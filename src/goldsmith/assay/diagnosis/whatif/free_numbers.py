@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,15 +11,13 @@ from ..edits.golden_edit import EditedRun, NamedEdit
 from ..facts.evidence import WhatIf
 from ..facts.numbers import name
 from .gauss_newton import fitting
+from .search_context import SearchContext
 from .witness import few
-
-if TYPE_CHECKING:
-    from .engine import Search
 
 EXPLAINED = 0.999  # share of the squared error
 
 
-def sought(search: Search, change: NamedEdit) -> WhatIf | None:
+def sought(search: SearchContext, change: NamedEdit) -> WhatIf | None:
     """The change with its best number; a factor is fitted by its logarithm."""
     if change.free is None:
         return None
@@ -41,7 +38,7 @@ def sought(search: Search, change: NamedEdit) -> WhatIf | None:
     return _number(search, change, number, best.share, best.exact) if confirmed else None
 
 
-def _number(search: Search, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
+def _number(search: SearchContext, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
     """The meaning of the best number."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
         return None  # 0 or 1, a missing or an unchanged term: another change covers it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from ..graph.graph import Graph
 from ..graph.loops import turning
 from ..graph.node import Node
 from . import call_groups, lost_addends
+from .search_context import SearchContext
 from .whole_runs import (
     composed_slices,
     padded_ends,
@@ -28,9 +29,6 @@ from .whole_runs import (
     single_readers,
     swapped_results,
 )
-
-if TYPE_CHECKING:
-    from .engine import Search
 
 Source = Callable[..., Iterable[NamedEdit]]
 # (kind, its edits, the arguments by name)
@@ -66,7 +64,7 @@ _OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
-def of(search: Search, nodes: list[Node]) -> list[NamedEdit]:
+def of(search: SearchContext, nodes: list[Node]) -> list[NamedEdit]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
     offered = partial(_offered, search, nodes)
     known = _arguments(search, nodes)
@@ -92,7 +90,7 @@ def of(search: Search, nodes: list[Node]) -> list[NamedEdit]:
     return waiting
 
 
-def _arguments(search: Search, nodes: list[Node]) -> Mapping[str, Any]:
+def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
     """The arguments of the tables, by name."""
     examination = search.examination
     material, ref = examination.material, examination.ref
@@ -108,7 +106,7 @@ def _arguments(search: Search, nodes: list[Node]) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _offered(search: Search, nodes: list[Node], kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
+def _offered(search: SearchContext, nodes: list[Node], kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
     """The changes of one kind; none if it raises an error, which is noted in `search.left_out`."""
     try:
         return [replace(edit, kind=kind) for edit in edits(*arguments)]

@@ -8,7 +8,7 @@ looked up at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from ...edits.integers import filled
 from ...graph.node import Node
 from ...graph.recording import Listening
 from ...graph.tensors import floating
-
-if TYPE_CHECKING:
-    from ..engine import Search
+from ..search_context import SearchContext
 
 _MOST = 4096  # operators; longer goldens get none of these edits
 _LINES = 48
@@ -32,7 +30,7 @@ Pairs = list[tuple[int, int]]  # (operator in the golden's run, the same operato
 class _FullRuns:
     """Repeats the golden with full lengths before each edited run, and keeps the outputs of its operators."""
 
-    def __init__(self, search: Search, full: NamedEdit):
+    def __init__(self, search: SearchContext, full: NamedEdit):
         self.search, self.full = search, EditedRun(full.edit)
         self.outputs: dict[int, Any] = {}
 
@@ -53,7 +51,7 @@ class _FullRuns:
         return self.outputs[index].to(out.dtype).clone()
 
 
-def changes(search: Search, calls: Sequence[Node]) -> Iterator[NamedEdit]:
+def changes(search: SearchContext, calls: Sequence[Node]) -> Iterator[NamedEdit]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
     material = search.examination.material
