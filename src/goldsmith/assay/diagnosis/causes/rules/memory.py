@@ -104,10 +104,17 @@ def _written_into(r: Reading) -> Match | None:
 
 def use_after_free(r: Reading) -> Match | None:
     """Freed memory is read."""
-    origin = r.e.nonfinite_origin
-    if origin is None or origin.cause != "use_after_free":
-        return None
-    return Match(EXACT, origin.sentences, {"stage": origin.stage})
+    fact = r.memory("use_after_free")
+    if fact is not None:
+        return Match(EXACT, (fact.text,), {"tensor": fact.tensor})
+    nonfinite_origin = r.e.nonfinite_origin
+    if nonfinite_origin is not None and nonfinite_origin.cause == "use_after_free":
+        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
+    freed = r.fails("poison on free") or r.fails("freed")
+    if freed is not None:
+        text = freed.text or "freed memory, filled with NaN, shows in the result"
+        return Match(EXACT, (text,), {})
+    return None
 
 
 def invalid_index(r: Reading) -> Match | None:

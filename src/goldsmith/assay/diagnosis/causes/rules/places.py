@@ -99,6 +99,10 @@ def wrong_stride(r: Reading) -> Match | None:
         for other in (g.mT.reshape(g.shape), g.reshape(*g.shape[:-2], g.shape[-1], g.shape[-2]).mT):
             if close(y, other, r.unit) and not close(y, g, r.unit):
                 return Match(EXACT, ("it is the golden read with its last two strides exchanged",), {"axes": [-2, -1]})
+    for i in r.influences:
+        if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
+            sentence = f"{i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
+            return Match(WEAK - 0.03, (sentence,), {"input": i.input, "axis": i.axis})
     return None
 
 
