@@ -116,19 +116,6 @@ def test_a_stage_that_is_wrong_in_another_run_alone_is_not_shown_as_right():
     )
 
 
-def test_the_profile_of_an_axis_shows_where_the_errors_are():
-    rows, columns = diagnosis_view.profiles(samples.diagnosis())
-    assert (rows["name"], rows["length"], columns["name"], columns["length"]) == ("T", 4, "D", 24)
-    assert re.findall(r'class="(e\d)" d="([^"]*)"', columns["drawing"]) == [("e1", "M0 0h8"), ("e7", "M8 0h16")]
-    assert re.findall(r'class="(e\d)" d="([^"]*)"', rows["drawing"]) == [("e6", "M0 0h4")]
-
-
-def test_no_profile_is_drawn_where_every_element_is_wrong():
-    diagnosis = samples.diagnosis()
-    diagnosis.evidence.got = diagnosis.evidence.golden * 2
-    assert diagnosis_view.profiles(diagnosis) == []
-
-
 def test_the_dependences_of_golden_and_candidate_are_drawn_one_above_the_other():
     phi, gamma = diagnosis_view.dependence(samples.diagnosis())
     assert (phi["name"], phi["length"]) == ("phi, axis 1", 64)
@@ -162,13 +149,6 @@ def test_repeats_with_equal_results_share_a_line():
         ("layout stride0", "right", "up to 2e-07 apart"),
         ("backward twice", "raised RuntimeError: freed", ""),
     ]
-
-
-def test_the_histogram_counts_every_element_once():
-    diagnosis = samples.diagnosis()
-    diagnosis.evidence.got[0, 0] = float("nan")
-    rows = {r["label"]: r["count"] for r in diagnosis_view.histogram(diagnosis)}
-    assert rows == {"up to 0.5 ulp": 31, "above 4096 ulp": 64, "not finite on one side": 1}
 
 
 def test_the_replay_command_can_come_from_the_caller(tmp_path):
@@ -245,4 +225,4 @@ def test_a_real_diagnosis_writes_its_page(tmp_path):
     diagnosis = assay.diagnose(assay.Target(kernel, lambda x, w: x @ w, cases=product, name="last row", backward=None))
     diagnosis.to_html(tmp_path / "new" / "page.html")
     text = Reader((tmp_path / "new" / "page.html").read_text(encoding="utf-8")).visible_text()
-    assert "y is wrong: part of it is never written." in text and "T 0..8" in text
+    assert "y is wrong: part of it is never written." in text

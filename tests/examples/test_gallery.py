@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 
 import pytest
 import torch
@@ -10,9 +9,16 @@ import torch
 from goldsmith import assay
 from repo.tree import ROOT
 
-sys.path.append(str(ROOT / "scripts"))
-import gallery
 
+def loaded(path):
+    """The module of a file, without a folder on the path: scripts/native.py would hide the folder of that name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+gallery = loaded(ROOT / "scripts" / "gallery.py")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, about the assay's NaN
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = gallery.PAGE.read_text(encoding="utf-8")
@@ -26,10 +32,7 @@ def target_of(text, tmp_path, name):
     """The target of a file with that text."""
     path = tmp_path / f"gallery_{name}.py"
     path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.target
+    return loaded(path).target
 
 
 def patched(text, report):

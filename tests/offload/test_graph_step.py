@@ -288,7 +288,9 @@ def test_attention_over_the_cache_is_softmax_of_its_positions(last):
 def test_a_copied_model_steps_with_its_own_weights():
     plain, ids = plain_model(), models.tokens(1, 6)
     with offload(plain, ALL) as offloaded:
+        continued(offloaded.model, ids)  # on some processors the first step has other last bits than the later ones
         before, other = continued(offloaded.model, ids), copy.deepcopy(offloaded.model)
+        continued(other, ids)
         with torch.no_grad():
             other.lm_head.weight.mul_(2)
         assert torch.equal(continued(other, ids), 2 * before) and torch.equal(continued(offloaded.model, ids), before)

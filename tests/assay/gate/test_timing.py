@@ -99,7 +99,8 @@ def test_a_slow_candidate_is_slow_although_it_remembers_the_result_of_every_inpu
 def test_a_thread_that_computes_ahead_while_the_caches_are_flushed_gains_nothing():
     """Unflushed calls, which would show it, cannot be answered from memory: each has numbers of its own."""
     verdict = timed(AHEAD)
-    assert verdict.ok and "calls in a chain take" in verdict.timing["doubts"][-1]
+    doubt = verdict.timing["doubts"][-1]  # the chain's, or already that of the processor time of its thread
+    assert verdict.ok and ("calls in a chain take" in doubt or "the judge's clock says" in doubt)
     assert 2 * verdict.timing["wall"] < verdict.timing["time"]
 
 

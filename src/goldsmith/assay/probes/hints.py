@@ -59,8 +59,8 @@ def all_added(
 ) -> list[Finding]:
     """Findings on results of one run, with their hints."""
     results = {n: (k, t) for n, k, t in run.results()}
-    found = [(f, *results.get(f.tensor, ("output", None))) for f in findings]
-    return [hint(examination, run, reference, f.tensor, k, t, scaled=scaled).added(f) for f, k, t in found]
+    rows = [(f, *results.get(f.tensor, ("output", None))) for f in findings]
+    return [hint(examination, run, reference, f.tensor, k, t, scaled=scaled).added(f) for f, k, t in rows]
 
 
 def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:

@@ -33,6 +33,7 @@ SMALL = 0.01
 FACTORS = (1.0, -1.0, SMALL, -SMALL)
 _STEPS, _CLOSE = 100.0, 0.1  # numbers down to this part are tried, until two of them are this close
 _DRAWS = 4
+_REROUNDED_FACTOR = 8.0  # allowed multiple of the distance between the golden and its re-rounded runs
 RIGHT_NEARBY = "right for inputs that are off by one rounding of the largest input"
 
 
@@ -86,6 +87,21 @@ def right_nearby(examination: Examination, reference: GoldenResults, name: str, 
     if actual is None or actual.shape != golden.shape:
         return False
     return not bool(off_golden(examination, name, actual, reference, inputs_alone=True).any())
+
+
+def errs_like_rerounded(reference: GoldenResults, name: str, run: CandidateRun) -> bool:
+    """Whether the golden with one more rounding of every number errs about as much.
+
+    Example: exp2(x c - m c) in place of exp(x - m).
+    """
+    actual, golden = {n: t for n, _, t in run.results()}.get(name), reference.values[name]
+    others = [values[name].double() for values in reference.jittered if name in values]
+    if actual is None or actual.shape != golden.shape or not others:
+        return False
+    farthest = max(float((value - golden).abs().max()) for value in others)
+    return bool(
+        ((actual.double() - golden).abs() <= _REROUNDED_FACTOR * farthest).all()
+    )  # false for NaN, which is no rounding
 
 
 def off_kinks(examination: Examination, name: str, mask: Tensor, references: GoldenResults) -> Tensor:

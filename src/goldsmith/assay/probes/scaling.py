@@ -30,7 +30,6 @@ from .slices import changeable, far, own_decisions
 NAME = "scaling"
 OFFSET = 128.0
 PLAIN = RunSettings()
-_REROUNDED_FACTOR = 8.0  # allowed multiple of the distance between the golden and its re-rounded runs
 RESOLVED = 2.0**-44  # relative: float64's resolution of a gradient's change
 
 
@@ -125,7 +124,7 @@ def _judge_changed(
         excused = {n for n in failed if n in later or not honest_passes(examination, reference, n)}
         stable = set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, run)}
         if noise:
-            excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, run)}
+            excused |= {n for n in failed - excused if reach.errs_like_rerounded(reference, n, run)}
         steep = {n for n in failed - excused if noise and _honest_runs_stand_out(reference, n)}
     except BaseException:  # such as out of memory: drop the findings, because the golden has not been checked yet
         examination.findings, examination.maps = findings_before, maps_before
@@ -156,21 +155,6 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether an element of the golden's result is Inf in the dtype in which it is stored."""
     entry = reference.bounded.get(name)
     return entry is not None and bool(torch.isinf(entry.value.to(reference.stores[name])).any())
-
-
-def _errs_like_rerounded(reference: GoldenResults, name: str, run: CandidateRun) -> bool:
-    """Whether the golden with one more rounding of every number errs about as much.
-
-    Example: exp2(x c - m c) in place of exp(x - m).
-    """
-    actual, golden = {n: t for n, _, t in run.results()}.get(name), reference.values[name]
-    others = [values[name].double() for values in reference.jittered if name in values]
-    if actual is None or actual.shape != golden.shape or not others:
-        return False
-    farthest = max(float((value - golden).abs().max()) for value in others)
-    return bool(
-        ((actual.double() - golden).abs() <= _REROUNDED_FACTOR * farthest).all()
-    )  # false for NaN, which is no rounding
 
 
 def honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
