@@ -22,6 +22,7 @@ REPLACED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("line, name", REPLACED.values(), ids=REPLACED.keys())
 def test_a_replaced_function_of_any_module_is_seen(line, name):
     verdict = gate.judge(candidate(RETURN, head=line), problem(), seed=1)

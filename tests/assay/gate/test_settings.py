@@ -115,6 +115,7 @@ LEFT = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("body, sentence", LEFT.values(), ids=LEFT.keys())
 def test_a_call_that_leaves_a_setting_changed_is_wrong(body, sentence):
     verdict = gate.judge(candidate(f"{body}\n{RETURN}", head="import gc, signal"), problem(), seed=1)
