@@ -68,7 +68,7 @@ class SeededGenerator:
     def __init__(self, seed: int) -> None:
         self.seed = torch.default_generator.manual_seed(seed).initial_seed()
         self.first = torch.default_generator.get_state()
-        torch.rand(1)
+        torch.rand(1, device="cpu")
 
     def reseeded(self) -> str:
         """A sentence where the generator has another seed now, or was set back to this one; else ""."""
