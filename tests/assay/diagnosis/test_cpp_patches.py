@@ -185,9 +185,8 @@ def test_edits_of_several_files_share_a_library(tmp_path):
     assert (source.loaded()(10), source.parts(changed)[0](10)) == (6, 21)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.sweep(len(FAULTS), part=part)) for part, kind in enumerate(FAULTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_of_each_kind_is_mended(tmp_path, kind):
     right, wrong = FAULTS[kind]
     assert CPP.count(right) == 1
