@@ -66,10 +66,8 @@ def test_the_patch_on_the_page_passes(name, tmp_path):
     assert assay.check(target_of(text, tmp_path, f"patched_{name}"), device=DEVICE, raises=False).ok
 
 
-SEARCHED = [pytest.param(name, marks=pytest.mark.sweep(12, part=3 * part)) for part, name in enumerate(PATCHED)]
-
-
-@pytest.mark.parametrize("name", SEARCHED)  # each takes half a minute of CPU time
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATCHED)
 def test_a_patch_is_found(name):
     report, _ = gallery.diagnosed(name)
     assert "\nPatch  " in report
