@@ -9,7 +9,7 @@ import torch
 from assay.gate.problems import candidate, problem
 from goldsmith.assay import gate
 from goldsmith.assay.execute.plain_calls import plain_calls
-from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults
+from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults, RunSettings
 from goldsmith.assay.gate.isolation import wire
 from goldsmith.assay.gate.isolation.protocol import Malformed
 from goldsmith.assay.support.known_functions import KnownFunctions
@@ -72,19 +72,21 @@ def test_equal_results_of_plain_calls_are_sent_once():
     inputs = {"x": torch.ones(2, 6), "w": torch.ones(6)}
     first = Material(target, "case", {}, inputs, {}, 0, order=("x", "w"))
     second = first.with_inputs({"x": torch.full((2, 6), 2.0)})
-    run = plain_calls(first, PlainCalls((second,), (0, 1, 0, 0, 1)))
+    calls = PlainCalls((second,), (0, 1, 0, 0, 1))
+    run = plain_calls(first, calls)
     data = wire.results_to_data(run)
     assert [len(data["plain"]["outputs"]), data["plain"]["calls"]] == [2, [0, 1, 0, 0, 1]]
-    outputs = wire.results_from_data(data).plain.outputs
+    outputs = wire.results_from_data(data, first, RunSettings(plain=calls)).plain.outputs
     assert [float(list(o.values())[0][0, 0]) for o in outputs] == [1, 2, 1, 1, 2]
 
 
 def test_results_of_plain_calls_that_were_not_sent_are_malformed():
+    material = Material(problem().target(torch.mul), "case", {}, {}, {}, 0)
     for calls in ([1], [-1], ["0"], [True]):
         data = wire.results_to_data(CandidateRun(plain=PlainResults(outputs=[{"y": torch.ones(2)}])))
         data["plain"]["calls"] = calls
         try:
-            wire.results_from_data(data)
+            wire.results_from_data(data, material, RunSettings())
         except Malformed:
             continue
         raise AssertionError(f"{calls} was taken")
