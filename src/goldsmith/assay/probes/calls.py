@@ -223,7 +223,7 @@ def _judge_open(
     for (which, power), graph in zip(graphs.graphs, plain.open, strict=True):
         before = usual[which].grads if power else plain.grads.get(schedule.index(which), {})
         same = {n for n, g in graph.grads.items() if n in before and same_bits(_times(before[n], power), g)}
-        if len(same) == len(graph.grads):
+        if len(same) == len(graph.grads) and (graph.grads or not examination.first.cotangents):
             continue
         material = materials[which]
         first = examination.first

@@ -16,6 +16,7 @@ from ...declare.target import Target
 from ...execute import raised
 from ...execute.interpreter import Interpreted
 from ...execute.memory import Overrun
+from ...execute.plain_calls import LEAST
 from ...execute.records import (
     CandidateRun,
     Material,
@@ -122,11 +123,29 @@ def results_from_data(data: Any, material: Material, settings: RunSettings) -> C
     """The run that was asked for, from plain data; Malformed if a field is not of its kind."""
     try:
         run = _run(data, material, settings)
+        missing = "" if run.error else _missing(run, material, settings)
+        if missing:
+            raise Malformed(f"results without {missing}")
     except Malformed:
         raise
     except Exception as error:
         raise Malformed(f"results that are no run ({type(error).__name__}: {error})"[:200]) from error
     return run
+
+
+def _missing(run: CandidateRun, material: Material, settings: RunSettings) -> str:
+    """What a run that has not raised lacks of what was asked for; what does not come cannot be judged."""
+    if settings.plain is not None:
+        plain, graphs = run.plain or PlainResults(), settings.plain.open
+        if len(plain.outputs) < min(LEAST, len(settings.plain.schedule)):
+            return "those of all plain calls"
+        return "" if graphs is None or len(plain.open) == len(graphs.graphs) else "those of open graphs"
+    if settings.between is not None and run.between is None:
+        return "those of the call in between"
+    if settings.earlier and not {n for n in run.outputs if n not in run.overwritten} <= run.earlier.keys():
+        return "those of an earlier call"
+    twice = settings.backward_twice and not material.target.mutates
+    return "those of the second backward" if twice and run.grads.keys() != (run.second_grads or {}).keys() else ""
 
 
 def _run(data: dict[str, Any], material: Material, settings: RunSettings) -> CandidateRun:
