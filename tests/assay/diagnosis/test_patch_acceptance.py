@@ -1,17 +1,22 @@
 """What no right result excuses: gradients that autograd mends, exchanged stages, kernels that no compiler takes."""
 
 import pytest
+import torch
 
 from assay.diagnosis.test_patches import TORCH, TRITON, failing
 from assay.diagnosis.written_modules import forget, load
+from goldsmith import assay
 from goldsmith.assay.diagnosis.source.acceptance import Acceptance
-from goldsmith.assay.diagnosis.source.children.counted_work import more_work
+from goldsmith.assay.diagnosis.source.children.counted_work import CountedWork, more_work
+from goldsmith.assay.diagnosis.source.children.mutant_process import _PLAIN
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.patch import Patch
 from goldsmith.assay.diagnosis.source.problems import of_examination
 from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
 from goldsmith.assay.diagnosis.source.survivors import Survivors
+from goldsmith.assay.execute.run import execute
+from goldsmith.assay.judge.examination import Examination
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +131,21 @@ def test_what_no_compiler_has_seen_is_said():
     assert patch.sentence.endswith(
         "; not compiled: its Triton kernels ran in the interpreter only; s still differs from the golden"
     )
+
+
+def test_only_the_work_of_the_candidate_is_counted():
+    def double(x):
+        return 2 * x
+
+    @assay.case(T=[39])
+    def rows(make, T):
+        return {"x": make.normal(T)}
+
+    target = assay.Target(double, double, cases=rows)
+    material = Examination(target, rows[0], None, torch.device("cpu"), 0, frozenset(("values",)), "rows").material
+    with CountedWork(target) as work:
+        execute(material, _PLAIN)
+    assert work.counts == (4 * 39, 0, 0)  # one number read and one written, in both directions
 
 
 def test_a_larger_block_of_masked_elements_is_more_work(tmp_path):

@@ -76,6 +76,10 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
         "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = 2\nx = y",
         "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = d_y + 1\nm_y = 2\nx = y",
     ),
+    "product for a difference": ("y = x - w", "y = x * w"),
+    "quotient for a sum": ("y = x + w", "y = x / w"),
+    "target": ("y = x\ny = w\nz = n\nf(y, z)", "y = x\nz = w\nz = n\nf(y, z)"),
+    "target of several": ("m, y = w, x\nz = n", "m, z = w, x\nz = n"),
     "limit": ("y = min(x, n)", "y = x"),
     "offset taken away": ("x = tl.load(p + n)\nh = row", "x = tl.load(p + n - row)\nh = row"),
     "next element": ("x = tl.load(p + n * row)", "x = tl.load(p + n * row + 1)"),
@@ -274,3 +278,12 @@ def test_a_place_that_moves_right_results_as_well_or_not_all_wrong_ones_comes_la
     for probe, names in zip(probes, changed, strict=True):
         queue.learn(probe, EditOutcome("wrong", ("y", "w"), moved=bool(names), changed=names), False)
     assert [e.place for e in next(queue.batches(4))] == [2, 3, 1, 0]
+
+
+def test_a_name_that_is_bound_again_before_it_is_read_is_renamed_early():
+    def cost(line):
+        file = source_of(f"x = w + 1\n{line}\nx = n * 2\nreturn x, w")
+        edits = near_edits(Function(file, file.tree.body[0]))
+        return min(e.cost for e in edits if e.kind == "another target" and e.line == 4 and e.spans[0][2] == "w")
+
+    assert cost("x = x * 3") == cost("pass") < cost("row = x") - 0.5

@@ -169,7 +169,7 @@ class _Mutant:
                 parts = self.modules.load(texts, self.origin, self.own)
                 for (problem, _), row in zip(self.further, counts, strict=True):
                     material, _ = run_of(problem["run"], parts)
-                    with neutral_state(), CountedWork() as work, work.of_tiles():
+                    with neutral_state(), CountedWork(material.target) as work, work.of_tiles():
                         execute(material, _PLAIN)
                     row.append(work.counts)
         except BaseException:  # noqa: BLE001 - an edited copy may raise anything

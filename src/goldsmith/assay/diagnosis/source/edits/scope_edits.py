@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
-from difflib import SequenceMatcher
 
 from ..reading.value_kinds import fits
 from .call_edits import masks_of
-from .edits import Edit, Function, loads
+from .edits import Edit, Function, likeness, loads
 
 _MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one expression
 _WORD = re.compile(r"\w+")
@@ -83,10 +82,6 @@ def _is_index(function: Function, node: ast.AST) -> bool:
     return isinstance(parent, ast.Slice) or isinstance(parent, ast.Subscript) and parent.slice is node
 
 
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one, other, autojunk=False).ratio()
-
-
 def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator[Edit]:
     """others: those that hold values of another kind, instead of those of the same one."""
     own = function.kinds.get(node.id)
@@ -101,7 +96,7 @@ def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator
             kind = function.kinds.get(name)
             apart = 0.3 if own is None or kind is None else 0.0 if own == kind else 0.3 if fits(own, kind) else 1.2
             if (apart > 1) is others:
-                cost = 1.9 + apart - 0.6 * _likeness(name, node.id) - _UNREAD * (name in function.unread)
+                cost = 1.9 + apart - 0.6 * likeness(name, node.id) - _UNREAD * (name in function.unread)
                 yield function.swap(node, name, "another name", cost)
                 if len(spans) > 1 and spans[0] == function.file.span(node):
                     yield function.edit(node, "another name", cost + 0.1, *((*span, name) for span in spans))
@@ -130,7 +125,7 @@ def _attributes(function: Function, node: ast.Attribute) -> Iterator[Edit]:
         }
         for other in known:
             if other != node.attr:
-                cost = 1.9 - 0.6 * _likeness(other, node.attr)
+                cost = 1.9 - 0.6 * likeness(other, node.attr)
                 yield function.swap(node, f"{base}.{other}", "another name", cost)
 
 
@@ -202,7 +197,7 @@ def _renamed(function: Function, beside: Sequence[Function]) -> list[Expression]
     found: dict[str, Expression] = {}
     for text, names, node in _expressions(function, beside) if function.unread else ():
         for other in function.unread - names if isinstance(node, ast.Call | ast.Subscript) else ():
-            name = max(names, key=lambda n: _likeness(n, other))
+            name = max(names, key=lambda n: likeness(n, other))
             if fits(function.kinds.get(name, "?"), function.kinds.get(other, "?")):
                 changed = re.sub(rf"\b{name}\b", other, text)
                 found.setdefault(changed, (changed, names - {name} | {other}, node))
@@ -221,7 +216,7 @@ def _exchanged(function: Function, node: ast.expr, expressions: Sequence[Express
         if other != text and id(place) not in inner
     )
     for _, other in shared[:_MOST_EXPRESSIONS]:
-        yield function.swap(node, other, "another expression", 2.4 - 1.2 * _likeness(text, other))
+        yield function.swap(node, other, "another expression", 2.4 - 1.2 * likeness(text, other))
 
 
 def _takes_terms(function: Function, node: ast.expr) -> bool:
