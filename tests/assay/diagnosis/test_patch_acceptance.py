@@ -153,5 +153,50 @@ def test_a_larger_block_of_masked_elements_is_more_work(tmp_path):
     right, large = judged(
         tmp_path, wrong, [("d < D - 1", "d < D")], [("d < D - 1", "d < D"), ("BLOCK=8", "BLOCK=64")]
     )  # fmt: skip
-    assert right[3].work == 1.0 and large[3].work == 8.0 and large[3].doubtful
+    assert right[3].work == 1.0 and large[3].work == 8.0 and large[3].doubtful and not large[3].block
     assert more_work((0, 8, 8), (0, 16, 16)) == more_work((0, 8, 8), (0, 8, 2)) == 1.0  # a longer loop; a mask
+
+
+BLOCKS = """
+import torch
+import triton
+import triton.language as tl
+
+from goldsmith import assay
+
+
+@triton.jit
+def _double(x_ptr, y_ptr, D, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    for start in range(0, D, BLOCK):
+        d = start + column
+        x = tl.load(x_ptr + column, d < D)
+        tl.store(y_ptr + d, 2 * x, d < D)
+
+
+def double(x):
+    y = torch.empty_like(x)
+    _double[(1,)](x.contiguous(), y, x.numel(), BLOCK=8)
+    return y
+
+
+def golden(x):
+    return 2 * x
+
+
+@assay.case()
+def short(make):
+    return {"x": make.normal(16)}
+
+
+target = assay.Target(double, golden, cases=short, backward=None)
+"""
+
+
+def test_a_block_that_holds_the_declared_sizes_is_in_doubt(tmp_path):
+    """No larger size can be drawn here, and no element of the larger block is masked."""
+    larger, right = judged(tmp_path, BLOCKS, [("BLOCK=8", "BLOCK=16")], [("x_ptr + column", "x_ptr + d")])
+    assert larger[0] == "right" and larger[3].block and larger[3].doubtful and larger[3].work == 1.0
+    assert right[3] is not None and not right[3].doubtful and right[3].rank < larger[3].rank
+    patch = Patch("k.py", 3, "number", "", 2, block=True)
+    assert patch.doubtful and "another size, on which no result should depend" in patch.sentence
