@@ -8,8 +8,8 @@ from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome
 from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit, Function
 from goldsmith.assay.diagnosis.source.edits.every_edit import EveryEdit, near_edits
+from goldsmith.assay.diagnosis.source.edits.golden_edits import golden_edits
 from goldsmith.assay.diagnosis.source.edits.inverse_edits import inverse_kinds
-from goldsmith.assay.diagnosis.source.edits.repeated_edits import repeated_edits
 from goldsmith.assay.diagnosis.source.reading.candidate_source import CandidateSource
 from goldsmith.assay.diagnosis.source.reading.source_file import SourceFile
 from goldsmith.assay.diagnosis.source.refusals import refusal
@@ -80,6 +80,19 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "quotient for a sum": ("y = x + w", "y = x / w"),
     "target": ("y = x\ny = w\nz = n\nf(y, z)", "y = x\nz = w\nz = n\nf(y, z)"),
     "target of several": ("m, y = w, x\nz = n", "m, z = w, x\nz = n"),
+    "rows and columns": ("a, b = x * n + row, w * n + d", "a, b = x * n + row - D, w * n + d - D"),
+    "statements alike": ("a = f(x) * n\nb = f(w) * n", "a = f(x) * x\nb = f(w) * w"),
+    "condition of the other axis": ("y = (row < n)\nz = d", "y = (row < n) & (d < n)\nz = d"),
+    "where a limit does nothing": (
+        "y = tl.minimum(x, n)\nz = f(w)",
+        "y = tl.minimum(x, n)\nz = tl.where(x <= n, f(w), 0.0)",
+    ),
+    "masked value in torch": (
+        "z = row < n\ny = (x - w).sum()",
+        "z = row < n\ny = torch.where(row < n, x - w, 0.0).sum()",
+    ),
+    "setting of the context": ("ctx.causal = n\ny = f(x, True)", "ctx.causal = n\ny = f(x, ctx.causal)"),
+    "setting by name": ("y = f(x, True)\nz = n", "y = f(x, n)\nz = n"),
     "limit": ("y = min(x, n)", "y = x"),
     "offset taken away": ("x = tl.load(p + n)\nh = row", "x = tl.load(p + n - row)\nh = row"),
     "next element": ("x = tl.load(p + n * row)", "x = tl.load(p + n * row + 1)"),
@@ -125,7 +138,7 @@ def texts_of(body, **kinds):
     edits = EveryEdit([], ())
     edits.functions = [Function(file, file.tree.body[0], kinds=kinds)]
     near = near_edits(edits.functions[0])
-    edits = [*near, *repeated_edits(near, edits.functions), *edits.far()]
+    edits = [*edits._everywhere(near), *edits.far()]
     return {edit.applied(file.data).decode() for edit in edits}
 
 
@@ -140,6 +153,34 @@ def normal(text):
 def test_an_edit_of_this_kind_undoes_the_fault(kind):
     wrong, right = KINDS[kind]
     assert normal(source_of(right).data.decode()) in {normal(text) for text in texts_of(wrong)}
+
+
+def test_the_logarithm_of_a_sum_is_an_addend():
+    assert any("    y = x + torch.log(w)\n" in t for t in texts_of("y = x\nz = w", x="f[3]", w="f[3]"))
+
+
+GOLDEN = "return x * (1 + w), n + D * d, torch.exp(x) * w, w - torch.special.erf(row)"
+
+
+def test_terms_and_expressions_of_the_golden_are_brought_in():
+    """Its names mean the same here; in Triton only what Triton has as well."""
+
+    def texts(body):
+        file, golden = source_of(body), source_of(GOLDEN)
+        functions = [Function(f, f.tree.body[0]) for f in (file, golden)]
+        return {e.applied(file.data).decode() for e in golden_edits(functions[0], functions[1:])}
+
+    wanted = {
+        "w = tl.load(p)\nz = x": "w = 1 + tl.load(p)\nz = x",
+        "n, y = tl.load(p), D + d": "n, y = tl.load(p) + D * d, D + d",
+        "y = n + D / d\nz = tl": "y = n + D * d\nz = tl",
+        "y = x * w\nz = tl": "y = x * (1 + w)\nz = tl",
+        "y = tl.exp2(x) * w": "y = tl.exp(x) * w",
+        "y = w - torch.special.exp(row)": "y = w - torch.special.erf(row)",
+    }
+    for wrong, right in wanted.items():
+        assert normal(source_of(right).data.decode()) in {normal(t) for t in texts(wrong)}, wrong
+    assert not any("erf" in t for t in texts("w = tl.load(p)\ny = w - torch.special.exp(row)"))
 
 
 def test_a_tensor_is_made_contiguous_for_the_whole_function():

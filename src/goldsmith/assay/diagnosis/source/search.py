@@ -150,7 +150,7 @@ def _every_edit(source: CandidateSource, mutants: Mutants) -> EveryEdit | CppEdi
     wrong = mutants.original.wrong
     if isinstance(source, NativeSource):
         return CppEdits(source.data, wrong)
-    return EveryEdit(source.parts, wrong, mutants.kinds)
+    return EveryEdit(source.parts, wrong, mutants.kinds, source.golden)
 
 
 def _judged(
