@@ -12,7 +12,7 @@ from goldsmith.assay.diagnosis.source.children.mutant_process import _PLAIN
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.patch import Patch
-from goldsmith.assay.diagnosis.source.problems import of_examination
+from goldsmith.assay.diagnosis.source.problems import of_examination, of_material
 from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
 from goldsmith.assay.diagnosis.source.survivors import Survivors
 from goldsmith.assay.execute.run import execute
@@ -200,3 +200,40 @@ def test_a_block_that_holds_the_declared_sizes_is_in_doubt(tmp_path):
     assert right[3] is not None and not right[3].doubtful and right[3].rank < larger[3].rank
     patch = Patch("k.py", 3, "number", "", 2, block=True)
     assert patch.doubtful and "another size, on which no result should depend" in patch.sentence
+
+
+BANDED = """
+import torch
+
+from goldsmith import assay
+
+
+def double(x):
+    return 2 * x if torch.empty(64).isnan().all() else 3 * x
+
+
+def golden(x):
+    return 2 * x
+
+
+@assay.case(T=[3])
+def tokens(make, T):
+    return {"x": make.normal(T)}
+
+
+target = assay.Target(double, golden, cases=tokens, backward=None)
+"""
+
+
+def test_edits_of_a_kernel_that_writes_past_its_buffers_always_have_guard_bands(tmp_path):
+    """Its memory is poisoned between these bands. Without them a store that is too wide hits the process itself."""
+    module = load(tmp_path, BANDED)
+    material = Examination(
+        module.target, module.tokens[0], None, torch.device("cpu"), 0, frozenset(("values",)), "t"
+    ).material
+    source, plain = candidate_source(module.target), of_material(material)
+    states = []
+    for problem in (plain, {**plain, "banded": True}):
+        with Mutants(source, [problem]) as mutants:
+            states.append(mutants.original.state)
+    assert states == ["wrong", "right"]
