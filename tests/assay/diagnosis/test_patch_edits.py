@@ -167,11 +167,14 @@ def test_terms_and_expressions_of_the_golden_are_brought_in():
 
     def texts(body):
         file, golden = source_of(body), source_of(GOLDEN)
+        if "w_tile" in body:
+            file = SourceFile("kernel.py", "kernel", file.data.replace(b"x, w,", b"x,"))
         functions = [Function(f, f.tree.body[0]) for f in (file, golden)]
         return {e.applied(file.data).decode() for e in golden_edits(functions[0], functions[1:])}
 
     wanted = {
         "w = tl.load(p)\nz = x": "w = 1 + tl.load(p)\nz = x",
+        "w_tile = tl.load(p)\nz = x": "w_tile = 1 + tl.load(p)\nz = x",
         "n, y = tl.load(p), D + d": "n, y = tl.load(p) + D * d, D + d",
         "y = n + D / d\nz = tl": "y = n + D * d\nz = tl",
         "y = x * w\nz = tl": "y = x * (1 + w)\nz = tl",
@@ -179,7 +182,7 @@ def test_terms_and_expressions_of_the_golden_are_brought_in():
         "y = w - torch.special.exp(row)": "y = w - torch.special.erf(row)",
     }
     for wrong, right in wanted.items():
-        assert normal(source_of(right).data.decode()) in {normal(t) for t in texts(wrong)}, wrong
+        assert any(right.replace("\n", "\n    ") in t for t in texts(wrong)), wrong
     assert not any("erf" in t for t in texts("w = tl.load(p)\ny = w - torch.special.exp(row)"))
 
 

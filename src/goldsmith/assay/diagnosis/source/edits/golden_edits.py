@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from .edits import Edit, Function, likeness, loads
@@ -39,11 +40,12 @@ def _terms(function: Function, golden: Function, node: ast.BinOp, triton: bool) 
     sign = _SIGNS[type(node.op)]
     for side, other in ((node.left, node.right), (node.right, node.left)):
         term = _text(function, golden, other, triton)
-        if not isinstance(side, ast.Name) or side.id not in function.names or not term:
+        name = _own(function, side.id) if isinstance(side, ast.Name) else ""
+        if not name or not term:
             continue
         if isinstance(other, ast.BinOp) and (sign != "+" or isinstance(other.op, ast.Add | ast.Sub)):
             term = f"({term})"
-        for place, cost in _places(function, side.id):
+        for place, cost in _places(function, name):
             text = function.file.text(place)
             if len(text) <= _LONGEST and "\n" not in text:
                 whole = f"({text})" if isinstance(place, ast.BinOp | ast.IfExp | ast.Compare | ast.UnaryOp) else text
@@ -63,13 +65,21 @@ def _places(function: Function, name: str) -> Iterator[tuple[ast.expr, float]]:
             yield node, 1.5
 
 
+def _own(function: Function, name: str) -> str:
+    """The candidate's name for what the golden calls so: the same, or the only one with it as a part, or ""."""
+    if name in function.names or name in ("torch", "math"):
+        return name
+    parts = [n for n in function.names if name in n.split("_") and "ptr" not in n and "stride" not in n]
+    return parts[0] if len(parts) == 1 else ""
+
+
 def _text(function: Function, golden: Function, node: ast.expr, triton: bool) -> str:
     """An expression of the golden as the candidate may write it, or ""."""
-    text, known = golden.file.text(node), {*function.names, "torch", "math"}
-    inner = list(ast.walk(node))
-    names = {n.id for n in inner if isinstance(n, ast.Name)}
-    if not names <= known or len(text) > _LONGEST or "\n" in text:
+    text, inner = golden.file.text(node), list(ast.walk(node))
+    names = {n.id: _own(function, n.id) for n in inner if isinstance(n, ast.Name)}
+    if not all(names.values()) or len(text) > _LONGEST or "\n" in text:
         return ""
+    text = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: names.get(m.group(), m.group()), text)
     if triton:
         if any(isinstance(n, ast.Subscript) or isinstance(n, ast.Attribute) and not _is_simple(n) for n in inner):
             return ""
