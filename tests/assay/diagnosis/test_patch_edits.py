@@ -123,6 +123,11 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
         "c = row + tl.arange(0, D)\ny = c == n",
     ),
     "out of a condition": ("if n:\n    z = w\n    y = z", "if n:\n    z = w\ny = z"),
+    "index of the others": ("y = x[n:D] * w", "y = x[n:D] * w[n:D]"),
+    "offset and end": ("y = d < D\nz = row + n", "y = row < n\nz = row + n"),
+    "axis of a statement": ("y = x.flip(1).cumsum(1)", "y = x.flip(2).cumsum(2)"),
+    "every argument contiguous": ("k[n](x, w, d)", "k[n](x.contiguous(), w.contiguous(), d.contiguous())"),
+    "number that multiplies elsewhere": ("y = x + w * 1.4427", "y = x * 1.4427 + w * 1.4427"),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }
 
@@ -260,6 +265,14 @@ def test_a_condition_of_another_function_is_a_mask_where_its_names_are_known():
     f, g = (Function(file, node) for node in file.tree.body)
     found = {edit.applied(file.data).decode() for edit in near_edits(f, [g])}
     assert any("mask=d < D" in t for t in found) and not any("mask=e < D" in t for t in found)
+
+
+def test_an_expression_of_another_function_comes_with_what_its_names_are_bound_to():
+    text = "def f(x, w, n, s):\n    y = x\n\n\ndef g(w, n, s):\n    t = slice(n, s)\n    return w[t, None]\n"
+    file = SourceFile("kernel.py", "kernel", text.encode())
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, node) for node in file.tree.body]
+    assert any("y = x * w[slice(n, s), None]" in edit.applied(file.data).decode() for edit in edits.far())
 
 
 def test_a_call_of_the_function_that_a_trace_names_and_what_its_line_calls_come_early():

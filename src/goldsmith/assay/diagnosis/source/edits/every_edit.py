@@ -13,6 +13,7 @@ from .call_edits import call_edits
 from .edits import Edit, Function, Line, Place, cheapest_first
 from .golden_edits import golden_edits
 from .mirrored_edits import mirrored_edits
+from .neighbour_edits import neighbour_edits
 from .repeated_edits import repeated_edits
 from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
@@ -53,6 +54,7 @@ class EveryEdit:
                 beside = [f for f in self.functions if f is not function]
                 lines = {line for _, line in own}
                 found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
+                found += neighbour_edits(function, lines)
         return self._everywhere(found)
 
     def _everywhere(self, edits: Sequence[Edit]) -> list[Edit]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ..reading.value_kinds import fits
 from .call_edits import masks_of
 from .edits import Edit, Function, likeness, loads
+from .neighbour_edits import inlined
 
 _MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one expression
 _WORD = re.compile(r"\w+")
@@ -40,6 +41,7 @@ def name_edits(function: Function) -> Iterator[Edit]:
 def scope_edits(function: Function, beside: Sequence[Function], lines: Collection[int]) -> Iterator[Edit]:
     """Edits of the statements in these lines. beside: the other functions, whose expressions may belong here."""
     expressions = [*_expressions(function, beside), *_renamed(function, beside)]
+    expressions += [(text, frozenset(), place) for text, place in inlined(function, beside)]
     masks = masks_of(function, beside)
     for node in _movable(function):
         statement = function.statement(node)
@@ -306,7 +308,7 @@ def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]
             left = joined if operator == "*" else text
             word = "factor added" if operator == "*" else "addend added"
             yield function.swap(node, f"{left} {operator} {factor}", word, 2.0 + 0.2 * (operator != "*"))
-    for number in () if address else ("2", "0.5"):
+    for number in () if address else ("2", "0.5", *_factors(function)):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
     for operator in () if address or inside in _SUMS else "+-":
         yield function.swap(node, f"1 {operator} {joined}", "addend added", 2.2)
@@ -321,6 +323,13 @@ def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]
                 yield function.swap(node, f"{joined} * {factor}", "factor added", 2.2 + far)
         elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
             yield function.swap(node, f"{joined} & ({other})", "condition added", 1.7 + far)
+
+
+def _factors(function: Function) -> list[str]:
+    """The numbers by which the function multiplies or divides, such as log2(e)."""
+    products = (n for n in function.nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult | ast.Div))
+    numbers = (n for product in products for n in (product.left, product.right) if isinstance(n, ast.Constant))
+    return list(dict.fromkeys(function.file.text(n) for n in numbers if isinstance(n.value, float)))
 
 
 def _operations(function: Function, node: ast.expr) -> list[str]:
