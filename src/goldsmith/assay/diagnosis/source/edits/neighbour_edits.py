@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..reading.value_kinds import fits
 from .edits import Edit, Function, likeness, loads
@@ -53,25 +53,31 @@ def inlined(function: Function, beside: Sequence[Function]) -> Iterator[tuple[st
                         yield whole.join(re.split(rf"\b{name}\b", text)), node
 
 
-def _indices(function: Function) -> list[str]:
-    """The indices in brackets that the function reads with, the most frequent first."""
-    found: dict[str, int] = {}
+def _indices(function: Function) -> dict[str, set[str]]:
+    """Index in brackets -> lengths of the first axis of what is read with it; the most frequent ones."""
+    found: dict[str, list[str]] = {}
     for node in function.nodes:
-        if isinstance(node, ast.Subscript):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             text = function.file.text(node.slice)
             if len(text) < _LONGEST and "\n" not in text and any(isinstance(n, ast.Name) for n in ast.walk(node.slice)):
-                found[text] = found.get(text, 0) + 1
-    return sorted(found, key=lambda text: -found[text])[:_MOST_INDICES]
+                found.setdefault(text, []).append(_length(function, node.value.id))
+    often = sorted(found, key=lambda text: -len(found[text]))[:_MOST_INDICES]
+    return {text: set(found[text]) for text in often}
 
 
-def _indexed(function: Function, node: ast.Name, indices: Sequence[str]) -> Iterator[Edit]:
-    """`labels[start:end]` for `labels`: a part, as of the others."""
-    parent, kind = function.file.parents.get(node), function.kinds.get(node.id, "?[?]")
+def _length(function: Function, name: str) -> str:
+    """Of the first axis of a tensor; "" for what is none, "?" where no run has shown it."""
+    shape = re.fullmatch(r"[fib]\[(\d+).*", function.kinds.get(name, ""))
+    return shape[1] if shape is not None else "" if function.kinds else "?"
+
+
+def _indexed(function: Function, node: ast.Name, indices: Mapping[str, set[str]]) -> Iterator[Edit]:
+    """`labels[start:end]` for `labels`: a part, as of the others that are as long."""
+    parent, length = function.file.parents.get(node), _length(function, node.id)
     whole = isinstance(parent, ast.Subscript) and parent.value is node or node.id in function.called
-    if not whole and kind[0] != "p" and "[]" not in kind and "[" in kind:
-        for index in indices:
-            if not re.search(rf"\b{node.id}\b", index):
-                yield function.swap(node, f"{node.id}[{index}]", "index added", 1.7)
+    for index, lengths in indices.items() if length and not whole else ():
+        if (length == "?" or lengths & {length, "?"}) and not re.search(rf"\b{node.id}\b", index):
+            yield function.swap(node, f"{node.id}[{index}]", "index added", 1.3)
 
 
 def _compared(function: Function, node: ast.Compare) -> Iterator[Edit]:
