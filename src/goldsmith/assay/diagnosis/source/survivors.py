@@ -13,6 +13,7 @@ from .compilation import compiles
 from .edits.edits import Edit, both_kinds
 from .patch import Equal, Patch, changed_line, unified_diff
 from .problems import Further, further_problems
+from .proposals import KIND
 from .reading.candidate_source import CandidateSource
 from .refusals import only_another_block, refusal
 
@@ -47,9 +48,9 @@ class Survivor:
         return self.narrow or self.block or self.work > _MORE_WORK
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, bool, int, int, float]:
+    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, int, float]:
         unsure = bool(self.remaining), not self.compiled, len(self.stages)
-        return self.narrow, self.doubtful, *unsure, self.edit.size, self.edit.cost
+        return self.narrow, self.doubtful, *unsure, self.edit.kind != KIND, self.edit.size, self.edit.cost
 
 
 @dataclass

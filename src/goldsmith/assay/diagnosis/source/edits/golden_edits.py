@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from .edits import Edit, Function, likeness, loads
 
-KIND = "as in the golden"
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
 _ELEMENTWISE = frozenset("exp exp2 log log2 sqrt rsqrt sin cos abs sigmoid where maximum minimum floor".split())
 _ALIKE, _MOST = 0.6, 4  # likeness of two expressions, at least; expressions for one of the candidate, at most
@@ -32,7 +31,7 @@ def golden_edits(function: Function, golden: Sequence[Function]) -> Iterator[Edi
             rows = sorted(((likeness(own, t), t) for t in texts if t != own and len(own) <= _LONGEST), reverse=True)
             for like, text in rows[:_MOST]:
                 if like >= _ALIKE:
-                    yield function.swap(node, text, KIND, 2.0 - 0.8 * like)
+                    yield function.swap(node, text, "another expression", 1.8 - 0.8 * like)
 
 
 def _terms(function: Function, golden: Function, node: ast.BinOp, triton: bool) -> Iterator[Edit]:
@@ -50,7 +49,7 @@ def _terms(function: Function, golden: Function, node: ast.BinOp, triton: bool) 
             if len(text) <= _LONGEST and "\n" not in text:
                 whole = f"({text})" if isinstance(place, ast.BinOp | ast.IfExp | ast.Compare | ast.UnaryOp) else text
                 joined = f"{whole} {sign} {term}" if side is node.left else f"{term} {sign} {whole}"
-                yield function.swap(place, joined, KIND, cost)
+                yield function.swap(place, joined, "addend added" if sign in "+-" else "factor added", cost)
 
 
 def _places(function: Function, name: str) -> Iterator[tuple[ast.expr, float]]:
@@ -60,9 +59,9 @@ def _places(function: Function, name: str) -> Iterator[tuple[ast.expr, float]]:
             pairs = [(node.targets[0], node.value)]
             if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
-            yield from ((value, 1.2) for target, value in pairs if getattr(target, "id", "") == name)
+            yield from ((value, 0.8) for target, value in pairs if getattr(target, "id", "") == name)
         elif isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            yield node, 1.5
+            yield node, 1.1
 
 
 def _own(function: Function, name: str) -> str:

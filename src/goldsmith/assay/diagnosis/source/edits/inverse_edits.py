@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .golden_edits import KIND
-
 _NAMES = ("another name", "names exchanged", "entries exchanged", "arguments swapped", "another expression")
 _BOUNDS = (
     *("number", "comparator", "plus or minus one", "loop bounds", "bound moved", "rounding", "a name for a number"),
     "a name for an expression",
 )
 _MASKS = ("comparator", "value of masked elements", "mask added", "another mask", "condition added", "addend removed")
-_TERMS = (KIND, "addend added", "addend removed", "terms removed", "operator", "sign")
-_FACTORS = (KIND, "factor added", "factor removed", "operator", "number", "another name")
+_TERMS = ("addend added", "addend removed", "terms removed", "operator", "sign")
+_FACTORS = ("factor added", "factor removed", "operator", "number", "another name")
 _PLACES = ("offset added", "another name", "names exchanged", "factor added", "addend added", "another expression")
 KINDS: dict[str, tuple[str, ...]] = {
     "never_written": (*_BOUNDS, *_MASKS),
