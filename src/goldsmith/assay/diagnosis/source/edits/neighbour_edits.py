@@ -47,9 +47,9 @@ def inlined(function: Function, beside: Sequence[Function]) -> Iterator[tuple[st
                 unknown, text = names - known, each.file.text(node)
                 if len(unknown) == 1 and names & known and len(text) < _LONGEST:
                     (name,) = unknown
-                    bound = each.bound.get(name, "")
-                    if bound and set(re.findall(r"[A-Za-z_]\w*", bound)) <= known | {"slice"}:
-                        whole = bound if isinstance(ast.parse(bound, mode="eval").body, ast.Call) else f"({bound})"
+                    value = ast.parse(each.bound.get(name, name), mode="eval").body
+                    if {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} <= known | {"slice"}:
+                        whole = ast.unparse(value) if isinstance(value, ast.Call) else f"({ast.unparse(value)})"
                         yield whole.join(re.split(rf"\b{name}\b", text)), node
 
 
