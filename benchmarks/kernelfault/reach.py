@@ -55,7 +55,8 @@ def row_of(fault: Fault) -> Row:
         path = catalogue.copy(fault.host, fault.backend, fault, Path(folder))
         target = targets.factory(fault.host, fault.backend, path)()
         wrong = fault.stages if all(s.endswith(".grad") for s in fault.stages) else ()
-        listed = EveryEdit(candidate_source(target).parts, wrong, _kinds(target, str(path)))
+        source = candidate_source(target)
+        listed = EveryEdit(source.parts, wrong, _kinds(target, str(path)), source.golden)
         data = path.read_bytes()
         edits = _edits(listed, data, right)
     row: Row = {"fault": fault.key, "edits": len(edits), "whole": None, "parts": [], "beside": []}

@@ -39,7 +39,7 @@ def test_a_crash_at_a_size_that_no_case_declares_is_a_note():
     assert diagnosis.verdict == "fail" and diagnosis.first_wrong_stage == "y" and diagnosis.causes
     assert diagnosis.case["sizes"]["N"] == 4 and diagnosis.target is small
     notes = [s for s in diagnosis.traced if "which no case declares" in s]
-    assert "SIGABRT" in notes[0] and "aborts_when_small" in notes[0]
+    assert "SIGABRT" in notes[0] and "in aborts_when_small (test_crashes.py, line" in notes[0]
     assert [f.kind for f in diagnosis.report.findings] == ["bound", "bound"]
 
 

@@ -1,17 +1,22 @@
 """What no right result excuses: gradients that autograd mends, exchanged stages, kernels that no compiler takes."""
 
 import pytest
+import torch
 
 from assay.diagnosis.test_patches import TORCH, TRITON, failing
 from assay.diagnosis.written_modules import forget, load
+from goldsmith import assay
 from goldsmith.assay.diagnosis.source.acceptance import Acceptance
-from goldsmith.assay.diagnosis.source.children.counted_work import more_work
+from goldsmith.assay.diagnosis.source.children.counted_work import CountedWork, more_work
+from goldsmith.assay.diagnosis.source.children.mutant_process import _PLAIN
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.patch import Patch
-from goldsmith.assay.diagnosis.source.problems import of_examination
+from goldsmith.assay.diagnosis.source.problems import of_examination, of_material
 from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
 from goldsmith.assay.diagnosis.source.survivors import Survivors
+from goldsmith.assay.execute.run import execute
+from goldsmith.assay.judge.examination import Examination
 
 
 @pytest.fixture(autouse=True)
@@ -128,10 +133,107 @@ def test_what_no_compiler_has_seen_is_said():
     )
 
 
+def test_only_the_work_of_the_candidate_is_counted():
+    def double(x):
+        return 2 * x
+
+    @assay.case(T=[39])
+    def rows(make, T):
+        return {"x": make.normal(T)}
+
+    target = assay.Target(double, double, cases=rows)
+    material = Examination(target, rows[0], None, torch.device("cpu"), 0, frozenset(("values",)), "rows").material
+    with CountedWork(target) as work:
+        execute(material, _PLAIN)
+    assert work.counts == (4 * 39, 0, 0)  # one number read and one written, in both directions
+
+
 def test_a_larger_block_of_masked_elements_is_more_work(tmp_path):
     wrong = TRITON.replace("mask = d < D", "mask = d < D - 1")
     right, large = judged(
         tmp_path, wrong, [("d < D - 1", "d < D")], [("d < D - 1", "d < D"), ("BLOCK=8", "BLOCK=64")]
     )  # fmt: skip
-    assert right[3].work == 1.0 and large[3].work == 8.0 and large[3].doubtful
+    assert right[3].work == 1.0 and large[3].work == 8.0 and large[3].doubtful and not large[3].block
     assert more_work((0, 8, 8), (0, 16, 16)) == more_work((0, 8, 8), (0, 8, 2)) == 1.0  # a longer loop; a mask
+
+
+BLOCKS = """
+import torch
+import triton
+import triton.language as tl
+
+from goldsmith import assay
+
+
+@triton.jit
+def _double(x_ptr, y_ptr, D, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    for start in range(0, D, BLOCK):
+        d = start + column
+        x = tl.load(x_ptr + column, d < D)
+        tl.store(y_ptr + d, 2 * x, d < D)
+
+
+def double(x):
+    y = torch.empty_like(x)
+    _double[(1,)](x.contiguous(), y, x.numel(), BLOCK=8)
+    return y
+
+
+def golden(x):
+    return 2 * x
+
+
+@assay.case()
+def short(make):
+    return {"x": make.normal(16)}
+
+
+target = assay.Target(double, golden, cases=short, backward=None)
+"""
+
+
+def test_a_block_that_holds_the_declared_sizes_is_in_doubt(tmp_path):
+    """No larger size can be drawn here, and no element of the larger block is masked."""
+    larger, right = judged(tmp_path, BLOCKS, [("BLOCK=8", "BLOCK=16")], [("x_ptr + column", "x_ptr + d")])
+    assert larger[0] == "right" and larger[3].block and larger[3].doubtful and larger[3].work == 1.0
+    assert right[3] is not None and not right[3].doubtful and right[3].rank < larger[3].rank
+    patch = Patch("k.py", 3, "number", "", 2, block=True)
+    assert patch.doubtful and "another size, on which no result should depend" in patch.sentence
+
+
+BANDED = """
+import torch
+
+from goldsmith import assay
+
+
+def double(x):
+    return 2 * x if torch.empty(64).isnan().all() else 3 * x
+
+
+def golden(x):
+    return 2 * x
+
+
+@assay.case(T=[3])
+def tokens(make, T):
+    return {"x": make.normal(T)}
+
+
+target = assay.Target(double, golden, cases=tokens, backward=None)
+"""
+
+
+def test_edits_of_a_kernel_that_writes_past_its_buffers_always_have_guard_bands(tmp_path):
+    """Its memory is poisoned between these bands. Without them a store that is too wide hits the process itself."""
+    module = load(tmp_path, BANDED)
+    material = Examination(
+        module.target, module.tokens[0], None, torch.device("cpu"), 0, frozenset(("values",)), "t"
+    ).material
+    source, plain = candidate_source(module.target), of_material(material)
+    states = []
+    for problem in (plain, {**plain, "banded": True}):
+        with Mutants(source, [problem]) as mutants:
+            states.append(mutants.original.state)
+    assert states == ["wrong", "right"]

@@ -8,8 +8,8 @@ from goldsmith.assay.diagnosis.source.children.mutants import EditOutcome
 from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit, Function
 from goldsmith.assay.diagnosis.source.edits.every_edit import EveryEdit, near_edits
+from goldsmith.assay.diagnosis.source.edits.golden_edits import golden_edits
 from goldsmith.assay.diagnosis.source.edits.inverse_edits import inverse_kinds
-from goldsmith.assay.diagnosis.source.edits.repeated_edits import repeated_edits
 from goldsmith.assay.diagnosis.source.reading.candidate_source import CandidateSource
 from goldsmith.assay.diagnosis.source.reading.source_file import SourceFile
 from goldsmith.assay.diagnosis.source.refusals import refusal
@@ -76,6 +76,23 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
         "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = 2\nx = y",
         "d_x = D\nd_y = d\nm_x = d_x + 1\nm_y = d_y + 1\nm_y = 2\nx = y",
     ),
+    "product for a difference": ("y = x - w", "y = x * w"),
+    "quotient for a sum": ("y = x + w", "y = x / w"),
+    "target": ("y = x\ny = w\nz = n\nf(y, z)", "y = x\nz = w\nz = n\nf(y, z)"),
+    "target of several": ("m, y = w, x\nz = n", "m, z = w, x\nz = n"),
+    "rows and columns": ("a, b = x * n + row, w * n + d", "a, b = x * n + row - D, w * n + d - D"),
+    "statements alike": ("a = f(x) * n\nb = f(w) * n", "a = f(x) * x\nb = f(w) * w"),
+    "condition of the other axis": ("y = (row < n)\nz = d", "y = (row < n) & (d < n)\nz = d"),
+    "where a limit does nothing": (
+        "y = tl.minimum(x, n)\nz = f(w)",
+        "y = tl.minimum(x, n)\nz = tl.where(x <= n, f(w), 0.0)",
+    ),
+    "masked value in torch": (
+        "z = row < n\ny = (x - w).sum()",
+        "z = row < n\ny = torch.where(row < n, x - w, 0.0).sum()",
+    ),
+    "setting of the context": ("ctx.causal = n\ny = f(x, True)", "ctx.causal = n\ny = f(x, ctx.causal)"),
+    "setting by name": ("y = f(x, True)\nz = n", "y = f(x, n)\nz = n"),
     "limit": ("y = min(x, n)", "y = x"),
     "offset taken away": ("x = tl.load(p + n)\nh = row", "x = tl.load(p + n - row)\nh = row"),
     "next element": ("x = tl.load(p + n * row)", "x = tl.load(p + n * row + 1)"),
@@ -106,6 +123,11 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
         "c = row + tl.arange(0, D)\ny = c == n",
     ),
     "out of a condition": ("if n:\n    z = w\n    y = z", "if n:\n    z = w\ny = z"),
+    "index of the others": ("y = x[n:D] * w", "y = x[n:D] * w[n:D]"),
+    "offset and end": ("y = d < D\nz = row + n", "y = row < n\nz = row + n"),
+    "axis of a statement": ("y = x.flip(1).cumsum(1)", "y = x.flip(2).cumsum(2)"),
+    "every argument contiguous": ("k[n](x, w, d)", "k[n](x.contiguous(), w.contiguous(), d.contiguous())"),
+    "number that multiplies elsewhere": ("y = x + w * 1.4427", "y = x * 1.4427 + w * 1.4427"),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }
 
@@ -121,7 +143,7 @@ def texts_of(body, **kinds):
     edits = EveryEdit([], ())
     edits.functions = [Function(file, file.tree.body[0], kinds=kinds)]
     near = near_edits(edits.functions[0])
-    edits = [*near, *repeated_edits(near, edits.functions), *edits.far()]
+    edits = [*edits._everywhere(near), *edits.far()]
     return {edit.applied(file.data).decode() for edit in edits}
 
 
@@ -136,6 +158,37 @@ def normal(text):
 def test_an_edit_of_this_kind_undoes_the_fault(kind):
     wrong, right = KINDS[kind]
     assert normal(source_of(right).data.decode()) in {normal(text) for text in texts_of(wrong)}
+
+
+def test_the_logarithm_of_a_sum_is_an_addend():
+    assert any("    y = x + torch.log(w)\n" in t for t in texts_of("y = x\nz = w", x="f[3]", w="f[3]"))
+
+
+GOLDEN = "return x * (1 + w), n + D * d, torch.exp(x) * w, w - torch.special.erf(row)"
+
+
+def test_terms_and_expressions_of_the_golden_are_brought_in():
+    """Its names mean the same here; in Triton only what Triton has as well."""
+
+    def texts(body):
+        file, golden = source_of(body), source_of(GOLDEN)
+        if "w_tile" in body:
+            file = SourceFile("kernel.py", "kernel", file.data.replace(b"x, w,", b"x,"))
+        functions = [Function(f, f.tree.body[0]) for f in (file, golden)]
+        return {e.applied(file.data).decode() for e in golden_edits(functions[0], functions[1:])}
+
+    wanted = {
+        "w = tl.load(p)\nz = x": "w = 1 + tl.load(p)\nz = x",
+        "w_tile = tl.load(p)\nz = x": "w_tile = 1 + tl.load(p)\nz = x",
+        "n, y = tl.load(p), D + d": "n, y = tl.load(p) + D * d, D + d",
+        "y = n + D / d\nz = tl": "y = n + D * d\nz = tl",
+        "y = x * w\nz = tl": "y = x * (1 + w)\nz = tl",
+        "y = tl.exp2(x) * w": "y = tl.exp(x) * w",
+        "y = w - torch.special.exp(row)": "y = w - torch.special.erf(row)",
+    }
+    for wrong, right in wanted.items():
+        assert any(right.replace("\n", "\n    ") in t for t in texts(wrong)), wrong
+    assert not any("erf" in t for t in texts("w = tl.load(p)\ny = w - torch.special.exp(row)"))
 
 
 def test_a_tensor_is_made_contiguous_for_the_whole_function():
@@ -214,6 +267,14 @@ def test_a_condition_of_another_function_is_a_mask_where_its_names_are_known():
     assert any("mask=d < D" in t for t in found) and not any("mask=e < D" in t for t in found)
 
 
+def test_an_expression_of_another_function_comes_with_what_its_names_are_bound_to():
+    text = "def f(x, w, n, s):\n    y = x\n\n\ndef g(w, n, s):\n    t = slice(n, s)\n    return w[t, None]\n"
+    file = SourceFile("kernel.py", "kernel", text.encode())
+    edits = EveryEdit([], ())
+    edits.functions = [Function(file, node) for node in file.tree.body]
+    assert any("y = x * w[slice(n, s), None]" in edit.applied(file.data).decode() for edit in edits.far())
+
+
 def test_a_call_of_the_function_that_a_trace_names_and_what_its_line_calls_come_early():
     text = "def a(x):\n    return x\n\n\ndef b(x):\n    return a(x)\n\n\ndef c(x):\n    y = x\n    b[(1,)](y)\n"
     file = SourceFile("kernel.py", "kernel", text.encode())
@@ -274,3 +335,12 @@ def test_a_place_that_moves_right_results_as_well_or_not_all_wrong_ones_comes_la
     for probe, names in zip(probes, changed, strict=True):
         queue.learn(probe, EditOutcome("wrong", ("y", "w"), moved=bool(names), changed=names), False)
     assert [e.place for e in next(queue.batches(4))] == [2, 3, 1, 0]
+
+
+def test_a_name_that_is_bound_again_before_it_is_read_is_renamed_early():
+    def cost(line):
+        file = source_of(f"x = w + 1\n{line}\nx = n * 2\nreturn x, w")
+        edits = near_edits(Function(file, file.tree.body[0]))
+        return min(e.cost for e in edits if e.kind == "another target" and e.line == 4 and e.spans[0][2] == "w")
+
+    assert cost("x = x * 3") == cost("pass") < cost("row = x") - 0.5

@@ -9,9 +9,12 @@ import pytest
 from assay.diagnosis.test_patches import SECONDS, TORCH, failing
 from assay.diagnosis.written_modules import forget, load
 from goldsmith import assay
+from goldsmith.assay.diagnosis.source.edits.edits import Edit
+from goldsmith.assay.diagnosis.source.foreign_changes import foreign_change
 from goldsmith.assay.diagnosis.source.proposals import proposals
 from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
 from goldsmith.assay.diagnosis.source.search import find_patch
+from goldsmith.assay.diagnosis.source.survivors import Survivor
 
 WRONG = TORCH.replace("dw += grad[t]", "dw = grad[t] + 0 * x[0] + 1")  # no edit of the search mends it
 LINE = "dw = grad[t] + 0 * x[0] + 1"
@@ -105,3 +108,28 @@ print(json.dumps({{"patches": [{{"text": text.replace({LINE!r}, "dw += grad[t]")
     diagnosis = assay.diagnose(module.target, patch=True, propose=command(tmp_path, body), progress=interrupt)
     assert diagnosis.patch is not None and diagnosis.patch.text == own.read_text().replace(LINE, "dw += grad[t]")
     assert diagnosis.partial == "interrupted" and diagnosis.stages and diagnosis.causes
+
+
+def test_a_proposal_may_change_a_constant_that_only_the_candidate_reads(tmp_path):
+    text = WRONG.replace("class Scan", "ROWS, WIDTH = 3, 4\nONE = 1\nEPS = 1\n\n\nclass Scan").replace(
+        LINE, LINE + " + ONE"
+    )
+    text = text.replace("return x * (x.square()", "return EPS * x * (x.square()")
+    module = load(tmp_path, text)
+    source = candidate_source(module.target)
+    (path,) = source.files
+
+    def why(old, new):
+        assert old in text
+        return foreign_change(module.target, source, path, text.replace(old, new))
+
+    assert why("ONE = 1", "ONE = 0") == why("ONE = 1", "ONE = 1\nTWO = 2") == ""
+    assert why("EPS = 1", "EPS = 2") == "it changes more than the candidate"
+
+
+def test_an_accepted_proposal_comes_before_a_smaller_edit_that_does_the_same():
+    proposed, own = (
+        Survivor(Edit("k.py", ((0, 0, text),), kind, 1.0, 1), {}, 2)
+        for text, kind in (("cdiv", "proposed"), ("n", "number"))
+    )
+    assert proposed.rank < own.rank

@@ -23,13 +23,13 @@ from ..judge.examination import Examination
 from ..report.results import QUALITY
 from .source.children.candidate_of_files import CALL, candidate_of_files
 from .source.children.comparison import same
+from .source.problems import STRAY
 from .source.reading.candidate_source import NoSource, candidate_source
 from .source.reading.reached_functions import functions
 
 _SHARE = 1 / 4  # of the budget: the longest call
 _SHOWN = 3  # sentences about ended processes
 _FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # the type of all functions of C libraries
-_LOST = ("overrun", "stray_read")  # kinds of findings about memory that is not the candidate's
 
 
 class ProcessEnded(Exception):
@@ -147,7 +147,7 @@ def close(target: Target) -> None:
 
 def may_crash(target: Target, failing: Examination) -> bool:
     """Whether the candidate has touched memory that is not its own, or runs code that could: Triton, C."""
-    found = any(f.kind in _LOST for f in failing.findings)
+    found = any(f.kind in STRAY for f in failing.findings)
     known = found or failing.interpreted > 0 or target.source is not None
     return known or any(_calls_c(f) for f in functions(target.candidate))
 

@@ -88,9 +88,18 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _blanked(tree: ast.Module, places: set[str]) -> str:
-    """The module without the bodies of these functions."""
+    """The module without the bodies of these functions, and without constants that nothing else reads."""
     for name, node in _places(tree).items():
         if name in places:
             nothing = ast.Constant(0)
             node.body = nothing if isinstance(node, ast.Lambda) else [ast.Expr(nothing)]  # type: ignore[attr-defined]
+    read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    tree.body = [s for s in tree.body if not (_constant(s) and _constant(s) not in read)]
     return ast.dump(tree)
+
+
+def _constant(statement: ast.stmt) -> str:
+    """The name that a statement binds to a number or a text, or ""."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.value, ast.Constant):
+        return getattr(statement.targets[0], "id", "")
+    return ""

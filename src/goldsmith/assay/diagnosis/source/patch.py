@@ -34,6 +34,7 @@ class Patch:
     work         how many times the kernel's work it does at some size, if that is much more; otherwise 1
     compiled     False if no compiler has seen its Triton kernels, only Triton's interpreter
     stages       names of stages that still differ from the golden, where every result is right
+    block        nothing changes but the size of a block, on which no result should depend
     """
 
     file: str
@@ -51,11 +52,12 @@ class Patch:
     joins: tuple[str, ...] = ()
     compiled: bool = True
     stages: tuple[str, ...] = ()
+    block: bool = False
 
     @property
     def doubtful(self) -> bool:
         """Whether it may stand for another edit."""
-        return self.narrow or self.work > 1
+        return self.narrow or self.block or self.work > 1
 
     @property
     def headline(self) -> str:
@@ -83,6 +85,11 @@ class Patch:
             return (
                 f"this edit makes the kernel pass at the declared sizes ({self.sizes}): {number}, all probes ({place}: "
                 f"{self.kind}); at others it is wrong, so that it may stand for another one"
+            )
+        if self.block:
+            return (
+                f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind}); but it only gives a "
+                "block another size, on which no result should depend, so that it may stand for another edit"
             )
         if self.work > 1:
             return (

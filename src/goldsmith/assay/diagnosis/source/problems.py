@@ -24,6 +24,7 @@ from .children.comparison import wrong_share
 _SALT = 77_001  # of draws that neither the search nor the check makes
 _LARGER, _TIMES = 4, 6  # sizes that are also tried above the declared ones, and how far above
 _MOST_ELEMENTS = 1 << 16
+STRAY = ("overrun", "stray_read")  # kinds of findings about memory that is not the candidate's
 Problem = dict[str, object]
 
 

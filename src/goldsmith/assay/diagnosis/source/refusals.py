@@ -1,4 +1,4 @@
-"""Refusals: edits that are no patch, whatever they pass, since they delete the computation or ask the golden."""
+"""Refusals: edits that are no patch, whatever they pass, since they delete the computation; and edits in doubt."""
 
 from __future__ import annotations
 
@@ -28,6 +28,30 @@ def refusal(source: CandidateSource, texts: Mapping[str, str]) -> str:
         if lost:
             return f"it drops {min(lost)}"
     return ""
+
+
+def only_another_block(source: CandidateSource, texts: Mapping[str, str]) -> bool:
+    """Whether nothing changes but the numbers that stand for blocks, the lengths of `tl.arange`.
+
+    They must not change what a kernel computes: if one number is right and another wrong, the fault is elsewhere.
+    """
+    if isinstance(source, NativeSource):
+        return False
+    before = {path: source.files[path].data for path in texts}
+    return all(_without_blocks(before[path]) == _without_blocks(text) for path, text in texts.items())
+
+
+def _without_blocks(text: str | bytes) -> str:
+    tree = ast.parse(text)
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "arange"]
+    lengths = {n.id for call in calls for a in call.args for n in ast.walk(a) if isinstance(n, ast.Name)}
+    for node in ast.walk(tree):
+        named = node.arg if isinstance(node, ast.keyword) else ""
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named = node.targets[0].id
+        if named in lengths and isinstance(node.value, ast.Constant):  # type: ignore[attr-defined]
+            node.value = ast.Constant(0)  # type: ignore[attr-defined]
+    return ast.dump(tree)
 
 
 def _launches(tree: ast.AST) -> int:

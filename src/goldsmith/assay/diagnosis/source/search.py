@@ -20,7 +20,7 @@ from .edits.every_edit import EveryEdit
 from .edits.inverse_edits import inverse_kinds
 from .foreign_changes import foreign_change
 from .patch import Patch
-from .problems import Problem, of_examination, with_layouts
+from .problems import STRAY, Problem, of_examination, with_layouts
 from .proposals import proposals
 from .reading.candidate_source import CandidateSource, NativeSource, NoSource, candidate_source
 from .survivors import Survivors
@@ -28,7 +28,7 @@ from .survivors import Survivors
 _SHARE, _UNBOUNDED = 0.7, 60.0  # of the budget of a diagnosis; seconds if there is none
 _PROCESSES = min(2, len(os.sched_getaffinity(0)))  # that try edits; each needs 0.3 GiB
 _BATCH = 40
-_SECOND = 0.35  # share of the time for a second edit, if single ones mend a part
+_SECOND, _WHOLE = 0.35, 0.6  # shares of the time for a second edit, if single ones mend a part, or a whole result
 _PART = 0.5  # share of the wrong elements that an edit must leave, at most, if it mends no whole result
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
 _PROPOSING = 0.5  # share of the time for the program that proposes patches
@@ -114,6 +114,8 @@ def find_patch(
         problems = [p for e in dict.fromkeys(examinations) for p in [of_examination(e)] if p is not None]
         if not problems:
             raise NoSource("the failing run has no numbers that an edited copy could be compared with")
+        if any(f.kind in STRAY for e in examinations for f in e.findings):
+            problems = [{**p, "banded": True} for p in problems]
         on_cuda = examinations[0].material.candidate_device.type == "cuda"
         with Mutants(source, problems, on_cuda=on_cuda, processes=_PROCESSES) as mutants:
             if mutants.original.state == "right":
@@ -150,7 +152,7 @@ def _every_edit(source: CandidateSource, mutants: Mutants) -> EveryEdit | CppEdi
     wrong = mutants.original.wrong
     if isinstance(source, NativeSource):
         return CppEdits(source.data, wrong)
-    return EveryEdit(source.parts, wrong, mutants.kinds)
+    return EveryEdit(source.parts, wrong, mutants.kinds, source.golden)
 
 
 def _judged(
@@ -208,7 +210,9 @@ class _Hunt:
                 self.better += [(len(outcome.wrong), outcome.share, edit)] if mends else []
                 right += [(edit, outcome)] if outcome.state == "right" else []
             self._judge(right)
-            if self.better and self.clock.left <= self.clock.seconds * _SECOND or self._over:
+            whole = any(count < len(original.wrong) for count, _, _ in self.better)
+            share = _WHOLE if whole else _SECOND
+            if self.better and self.clock.left <= self.clock.seconds * share or self._over:
                 break
 
     @property
@@ -243,7 +247,7 @@ def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
 
 def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
     """A second edit after the one that leaves the fewest results wrong; the same again elsewhere comes earlier."""
-    edit = min(hunt.better, key=lambda b: (b[0], b[1], b[2].cost))[2]
+    edit = min(hunt.better, key=lambda b: (b[0], b[1], len(b[2].spans), b[2].cost))[2]
     _second(hunt, source, problems, on_cuda, edit, replace(hunt.hints, lines=(), causes={edit.kind}), hunt.clock.left)
 
 

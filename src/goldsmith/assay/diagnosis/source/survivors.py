@@ -13,8 +13,9 @@ from .compilation import compiles
 from .edits.edits import Edit, both_kinds
 from .patch import Equal, Patch, changed_line, unified_diff
 from .problems import Further, further_problems
+from .proposals import KIND
 from .reading.candidate_source import CandidateSource
-from .refusals import refusal
+from .refusals import only_another_block, refusal
 
 _LEAST = 20.0  # seconds for all cases and probes, at least
 _MORE_WORK = 1.5  # times the work of the kernel as it is: a block may compute the whole row
@@ -26,7 +27,8 @@ _LAYOUTS = frozenset(("layouts",))
 class Survivor:
     """An edit with the texts that it makes. narrow: it is wrong at sizes below or above the declared ones.
 
-    work: how many times the kernel's work it does at one of the other sizes, at most
+    work: how many times the kernel's work it does at one of the other sizes, at most; block: it only changes a block's
+    size
     compiled: whether Triton's compiler takes it; stages: names of those that differ from the golden
     """
 
@@ -38,16 +40,17 @@ class Survivor:
     work: float = 1.0
     compiled: bool = True
     stages: tuple[str, ...] = ()
+    block: bool = False
 
     @property
     def doubtful(self) -> bool:
         """Whether it may stand for another edit: then the search goes on."""
-        return self.narrow or self.work > _MORE_WORK
+        return self.narrow or self.block or self.work > _MORE_WORK
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, bool, int, int, float]:
+    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, int, float]:
         unsure = bool(self.remaining), not self.compiled, len(self.stages)
-        return self.narrow, self.doubtful, *unsure, self.edit.size, self.edit.cost
+        return self.narrow, self.doubtful, *unsure, self.edit.kind != KIND, self.edit.size, self.edit.cost
 
 
 @dataclass
@@ -83,7 +86,8 @@ class Survivors:
             return
         beside = self._wrong_beside(texts)
         work = 1.0 if beside is None else self.mutants.more_work(texts)
-        narrow, doubtful = bool(beside), bool(beside) or work > _MORE_WORK
+        narrow, block = bool(beside), only_another_block(self.source, texts)
+        doubtful = narrow or block or work > _MORE_WORK
         if beside is None or doubtful and any(s.doubtful for s in self.accepted):
             self.rejected.append(edit)
             return
@@ -91,8 +95,8 @@ class Survivors:
         compiled = compiles(self.source, self.mutants, texts)
         answer = NotAccepted() if compiled is False else self.acceptance.of(texts, max(_LEAST, left))
         if isinstance(answer, Accepted):
-            known = bool(compiled)
-            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, narrow, work, known, stages))
+            unsure = narrow, work, bool(compiled), stages, block
+            self.accepted.append(Survivor(edit, texts, answer.cases, answer.remaining, *unsure))
             # a block of a fixed size may hold the declared sizes only: then the search for a better edit is short
             short = not doubtful or beside == {"above"} and work <= _MORE_WORK
             if short and not stages and self.found_at is None:
@@ -154,6 +158,7 @@ class Survivors:
             path, changed_line(before, text), best.edit.kind, unified_diff(path, before, text), best.cases,
             best.remaining, tried, tuple(equals), self._tried_sizes() if equals or best.narrow else "", best.narrow,
             text, round(best.work, 1) if best.work > _MORE_WORK else 1.0, best.edit.joins, best.compiled, best.stages,
+            best.block,
         )  # fmt: skip
 
     def _equal(self, survivor: Survivor) -> Equal:

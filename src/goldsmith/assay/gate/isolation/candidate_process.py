@@ -339,7 +339,7 @@ class CandidateProcess:
         raise CandidateEnded(status, text, reason, stderr=self.text, **more)
 
     def where(self) -> str:
-        """Where a call stands now, "in f (file, line 3)", or "": the process writes its stack when it is asked to."""
+        """Where a call stands now, "in f (k.py, line 3)", or "": the process writes its stack when it is asked to."""
         if not self.pid:
             return ""
         before, until = self.printed, time.monotonic() + _PATIENCE
@@ -401,5 +401,5 @@ def _user_frame(report: str) -> str:
     """The innermost frame of the candidate in a stack that faulthandler wrote, or ""."""
     for path, line, function in _FRAME.findall(report):
         if not any(part in path for part in _LIBRARIES):
-            return f"in {function} ({path}, line {line})"
+            return f"in {function} ({os.path.basename(path)}, line {line})"
     return ""

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ....declare.target import Target
 from ....execute.interpreter import MODULE
 from ....support.dispatch_mode import DispatchMode
 
@@ -19,11 +21,23 @@ _ENOUGH = 1.5
 
 
 class CountedWork(DispatchMode):
-    """Counts elements while it is active. Views count nothing, and the work of C kernels is not counted."""
+    """Counts elements in the calls of a target and in autograd's backwards, while it is active.
 
-    def __init__(self) -> None:
+    Views count nothing, and the work of C kernels is not counted.
+    """
+
+    def __init__(self, target: Target) -> None:
         super().__init__()
-        self.elements = self.tiles = self.kept = 0
+        self.elements = self.tiles = self.kept = self.calls = 0
+        bound = target.bound
+        object.__setattr__(target, "bound", lambda *names: partial(self._called, bound(*names)))
+
+    def _called(self, function: Callable[..., object], *args: Any) -> object:
+        self.calls += 1
+        try:
+            return function(*args)
+        finally:
+            self.calls -= 1
 
     @property
     def counts(self) -> Counts:
@@ -56,7 +70,7 @@ class CountedWork(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view:
+        if not func.is_view and (self.calls or torch._C._current_graph_task_id() >= 0):
             tensors = [t for t in tree_leaves((args, kwargs or {}, out)) if isinstance(t, Tensor)]
             self.elements += sum(t.numel() for t in tensors)
         return out

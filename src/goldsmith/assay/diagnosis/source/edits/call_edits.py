@@ -32,6 +32,8 @@ _KEYWORDS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (frozenset(("repeat_interleave",)), ("dim=0", "dim=1")),
     (frozenset(("cat", "stack", "flip")), ("dim=-1", "dim=1")),
 )  # fmt: skip
+_LIMITS = {"minimum": ("<=", "<"), "maximum": (">=", ">")}
+_SHORT = (ast.Name, ast.Constant, ast.UnaryOp)
 _CASTS = ("float", "double", "half", "bfloat16", "int", "long")
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64")
 
@@ -102,6 +104,16 @@ def _masks(function: Function) -> Iterator[str]:
             text = function.file.text(node)
             if len(text) < 80 and "\n" not in text:
                 yield text
+        elif isinstance(node, ast.Call):
+            yield from _within(function, node)
+
+
+def _within(function: Function, node: ast.Call) -> Iterator[str]:
+    """Where a limit leaves a number as it is, which the gradient of the limit needs."""
+    name = getattr(node.func, "attr", "")
+    if name in _LIMITS and len(node.args) == 2 and all(isinstance(a, _SHORT) for a in node.args):
+        value, limit = (function.file.text(a) for a in node.args)
+        yield from (f"{value} {sign} {limit}" for sign in _LIMITS[name])
 
 
 def _numbers(function: Function) -> list[str]:

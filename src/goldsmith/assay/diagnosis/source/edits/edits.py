@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any
 
@@ -169,6 +170,11 @@ class Function:
         parent = self.file.parents.get(node)
         own = not (isinstance(parent, ast.Call) and parent.func is not node)
         return own and before.endswith(b"(") and after.startswith(b")")
+
+
+def likeness(one: str, other: str) -> float:
+    """From 0 to 1: how much two texts have in common."""
+    return SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
 def _is_whole(text: str) -> bool:

@@ -11,6 +11,9 @@ from ..reading.source_file import first_line, head_lines
 from ..reading.value_kinds import kinds_of
 from .call_edits import call_edits
 from .edits import Edit, Function, Line, Place, cheapest_first
+from .golden_edits import golden_edits
+from .mirrored_edits import mirrored_edits
+from .neighbour_edits import neighbour_edits
 from .repeated_edits import repeated_edits
 from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
@@ -28,15 +31,17 @@ class EveryEdit:
 
     def __init__(
         self, parts: Iterable[Part], wrong: Collection[str],
-        kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        kinds: Mapping[str, Mapping[str, str]] = MappingProxyType({}), golden: Iterable[Part] = (),
     ):  # fmt: skip
-        """wrong: names of the wrong results."""
+        """wrong: names of the wrong results; golden: its functions."""
         listed = list(parts)
         gradients = bool(wrong) and all(n.endswith(".grad") for n in wrong)
         phase = BACKWARD if gradients and any(p.phases == {BACKWARD} for p in listed) else FORWARD
         self.functions = [_function(p, 0.0 if phase in p.phases else _OTHER_PHASE, kinds) for p in listed]
         near = [e for f in self.functions for e in near_edits(f, [g for g in self.functions if g is not f])]
-        self.near = cheapest_first([*near, *repeated_edits(near, self.functions)])
+        known = [_function(p, 0.0, {}) for p in golden]
+        near += [e for f in self.functions for e in golden_edits(f, known)]
+        self.near = self._everywhere(near)
         self.done: set[Place] = set()
 
     def far(self, places: Collection[Place] | None = None) -> list[Edit]:
@@ -49,7 +54,13 @@ class EveryEdit:
                 beside = [f for f in self.functions if f is not function]
                 lines = {line for _, line in own}
                 found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
-        return cheapest_first([*found, *repeated_edits(found, self.functions)])
+                found += neighbour_edits(function, lines)
+        return self._everywhere(found)
+
+    def _everywhere(self, edits: Sequence[Edit]) -> list[Edit]:
+        """These edits, and each also wherever the same expression stands, or one that is alike."""
+        more = *repeated_edits(edits, self.functions), *mirrored_edits(edits, self.functions)
+        return cheapest_first([*edits, *more])
 
     def around(self, lines: Collection[Line]) -> set[Place]:
         """What shows first in these lines: the loops and conditions around them, the calls of their functions with the

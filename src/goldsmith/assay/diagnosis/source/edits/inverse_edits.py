@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "permuted": (*_NAMES, "operator", "function"),
     "shifted": (*_BOUNDS, *_PLACES),
     "wrong_stride": _PLACES,
-    "swapped_results": ("entries exchanged", "names exchanged", "another name"),
+    "swapped_results": ("entries exchanged", "names exchanged", "another name", "another target"),
     "dtype_width": ("dtype",),
     "layout_assumption": ("made contiguous", "call added", *_PLACES),
     "expanded_gradient": ("made contiguous", "call added", "offset added", *_PLACES),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
-from difflib import SequenceMatcher
 
 from ..reading.value_kinds import fits
 from .call_edits import masks_of
-from .edits import Edit, Function, loads
+from .edits import Edit, Function, likeness, loads
+from .neighbour_edits import inlined
 
 _MOST_EXPRESSIONS = 24  # of other places, by the words that they share, for one expression
 _WORD = re.compile(r"\w+")
@@ -30,6 +30,8 @@ def name_edits(function: Function) -> Iterator[Edit]:
             yield function.swap(node, f"-{function.file.text(node)}", "sign", 1.6)
         elif isinstance(node, ast.Attribute):
             yield from _attributes(function, node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            yield from _settings(function, node)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
             yield from _turned(function, node)
         if not isinstance(node, ast.Constant):
@@ -39,6 +41,8 @@ def name_edits(function: Function) -> Iterator[Edit]:
 def scope_edits(function: Function, beside: Sequence[Function], lines: Collection[int]) -> Iterator[Edit]:
     """Edits of the statements in these lines. beside: the other functions, whose expressions may belong here."""
     expressions = [*_expressions(function, beside), *_renamed(function, beside)]
+    expressions += [(text, frozenset(), place) for text, place in inlined(function, beside)]
+    masks = masks_of(function, beside)
     for node in _movable(function):
         statement = function.statement(node)
         if statement is None or statement.lineno not in lines:
@@ -58,7 +62,9 @@ def scope_edits(function: Function, beside: Sequence[Function], lines: Collectio
         if _takes_terms(function, node):
             yield from _terms(function, node, expressions)
         if isinstance(node, ast.Name | ast.Call | ast.Subscript | ast.BinOp) and not _is_index(function, node):
-            yield from _wrapped(function, node)
+            yield from _wrapped(function, node, masks)
+        if isinstance(node, ast.Compare):
+            yield from _conditions(function, node)
 
 
 def _movable(function: Function) -> Iterator[ast.expr]:
@@ -83,10 +89,6 @@ def _is_index(function: Function, node: ast.AST) -> bool:
     return isinstance(parent, ast.Slice) or isinstance(parent, ast.Subscript) and parent.slice is node
 
 
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one, other, autojunk=False).ratio()
-
-
 def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator[Edit]:
     """others: those that hold values of another kind, instead of those of the same one."""
     own = function.kinds.get(node.id)
@@ -101,7 +103,7 @@ def _names(function: Function, node: ast.Name, others: bool = False) -> Iterator
             kind = function.kinds.get(name)
             apart = 0.3 if own is None or kind is None else 0.0 if own == kind else 0.3 if fits(own, kind) else 1.2
             if (apart > 1) is others:
-                cost = 1.9 + apart - 0.6 * _likeness(name, node.id) - _UNREAD * (name in function.unread)
+                cost = 1.9 + apart - 0.6 * likeness(name, node.id) - _UNREAD * (name in function.unread)
                 yield function.swap(node, name, "another name", cost)
                 if len(spans) > 1 and spans[0] == function.file.span(node):
                     yield function.edit(node, "another name", cost + 0.1, *((*span, name) for span in spans))
@@ -122,16 +124,24 @@ def _looked_up(function: Function, node: ast.Name) -> Iterator[Edit]:
 def _attributes(function: Function, node: ast.Attribute) -> Iterator[Edit]:
     """Another attribute of the context or of the object."""
     base = node.value.id if isinstance(node.value, ast.Name) else ""
-    if base in ("ctx", "self"):
-        known = {
-            n.attr: None
-            for n in ast.walk(function.file.tree)
-            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == base
-        }
-        for other in known:
-            if other != node.attr:
-                cost = 1.9 - 0.6 * _likeness(other, node.attr)
-                yield function.swap(node, f"{base}.{other}", "another name", cost)
+    for other in _kept(function, base):
+        if other != node.attr:
+            cost = 1.9 - 0.6 * likeness(other, node.attr)
+            yield function.swap(node, f"{base}.{other}", "another name", cost)
+
+
+def _kept(function: Function, base: str) -> dict[str, None]:
+    """The attributes of the context or of the object that the file names."""
+    nodes = ast.walk(function.file.tree) if base in ("ctx", "self") else ()
+    return {n.attr: None for n in nodes if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == base}
+
+
+def _settings(function: Function, node: ast.Constant) -> Iterator[Edit]:
+    """What the caller has chosen for True or False: a name, or what the context keeps."""
+    names = [n for n in function.names if function.kinds.get(n, "b[]") == "b[]"]
+    bases = {n.id for n in function.nodes if isinstance(n, ast.Name)} & {"ctx", "self"}
+    for text in (*names, *(f"{base}.{name}" for base in sorted(bases) for name in _kept(function, base))):
+        yield function.swap(node, text, "a name for a number", 1.5)
 
 
 def _groups(function: Function, node: ast.BinOp, expressions: Sequence[Expression]) -> Iterator[Edit]:
@@ -202,7 +212,7 @@ def _renamed(function: Function, beside: Sequence[Function]) -> list[Expression]
     found: dict[str, Expression] = {}
     for text, names, node in _expressions(function, beside) if function.unread else ():
         for other in function.unread - names if isinstance(node, ast.Call | ast.Subscript) else ():
-            name = max(names, key=lambda n: _likeness(n, other))
+            name = max(names, key=lambda n: likeness(n, other))
             if fits(function.kinds.get(name, "?"), function.kinds.get(other, "?")):
                 changed = re.sub(rf"\b{name}\b", other, text)
                 found.setdefault(changed, (changed, names - {name} | {other}, node))
@@ -221,7 +231,7 @@ def _exchanged(function: Function, node: ast.expr, expressions: Sequence[Express
         if other != text and id(place) not in inner
     )
     for _, other in shared[:_MOST_EXPRESSIONS]:
-        yield function.swap(node, other, "another expression", 2.4 - 1.2 * _likeness(text, other))
+        yield function.swap(node, other, "another expression", 2.4 - 1.2 * likeness(text, other))
 
 
 def _takes_terms(function: Function, node: ast.expr) -> bool:
@@ -260,6 +270,7 @@ def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]
         return
     joined = f"({text})" if isinstance(node, ast.BinOp | ast.Compare | ast.IfExp | ast.UnaryOp | ast.BoolOp) else text
     sum_ = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+    library = "tl" if "tl" in {n.id for n in function.nodes if isinstance(n, ast.Name)} else "torch"
     near = {n.id: abs(n.lineno - line) for n in reversed(function.nodes) if isinstance(n, ast.Name)}
     address, parent = _is_address(function, node), function.file.parents.get(node)
     inside = type(parent.op) if isinstance(parent, ast.BinOp) else None  # a part of a sum or product is that itself
@@ -286,6 +297,8 @@ def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]
                     word,
                     1.7 + far + 0.2 * (operator in "*/") + 0.2 * (operator in "-/"),
                 )
+        if kind[0] == "f" and inside not in _SUMS:
+            yield function.swap(node, f"{text} + {library}.log({name})", "addend added", 2.2 + far)
         if kind[0] in "f?" and name in function.unread and inside not in _SUMS:
             for other in function.names:
                 for operator in "+-":
@@ -295,7 +308,7 @@ def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]
             left = joined if operator == "*" else text
             word = "factor added" if operator == "*" else "addend added"
             yield function.swap(node, f"{left} {operator} {factor}", word, 2.0 + 0.2 * (operator != "*"))
-    for number in () if address else ("2", "0.5"):
+    for number in () if address else ("2", "0.5", *_factors(function)):
         yield function.swap(node, f"{joined} * {number}", "factor added", 2.6)
     for operator in () if address or inside in _SUMS else "+-":
         yield function.swap(node, f"1 {operator} {joined}", "addend added", 2.2)
@@ -310,6 +323,13 @@ def _terms(function: Function, node: ast.expr, expressions: Sequence[Expression]
                 yield function.swap(node, f"{joined} * {factor}", "factor added", 2.2 + far)
         elif isinstance(place, ast.Compare) and isinstance(node, ast.Compare | ast.BinOp | ast.Name):
             yield function.swap(node, f"{joined} & ({other})", "condition added", 1.7 + far)
+
+
+def _factors(function: Function) -> list[str]:
+    """The numbers by which the function multiplies or divides, such as log2(e)."""
+    products = (n for n in function.nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult | ast.Div))
+    numbers = (n for product in products for n in (product.left, product.right) if isinstance(n, ast.Constant))
+    return list(dict.fromkeys(function.file.text(n) for n in numbers if isinstance(n.value, float)))
 
 
 def _operations(function: Function, node: ast.expr) -> list[str]:
@@ -334,19 +354,30 @@ def _is_term(node: ast.expr) -> bool:
     return isinstance(node, ast.Subscript | ast.Attribute) or isinstance(node, ast.Call) and name not in _IDLE
 
 
-def _wrapped(function: Function, node: ast.expr) -> Iterator[Edit]:
+def _conditions(function: Function, node: ast.Compare) -> Iterator[Edit]:
+    """The same condition for another name as well: rows and columns both have an end."""
+    text = function.file.text(node)
+    for name in dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name)):
+        for other in function.names:
+            if other != name and fits(function.kinds.get(name, "?"), function.kinds.get(other, "?")):
+                same = re.sub(rf"\b{name}\b", other, text)
+                yield function.swap(node, f"({text}) & ({same})", "condition added", 2.2 - 0.4 * likeness(name, other))
+
+
+def _wrapped(function: Function, node: ast.expr, masks: Sequence[str]) -> Iterator[Edit]:
     text = function.file.text(node)
     if len(text) > 120 or "\n" in text:
         return
     joined = f"({text})" if isinstance(node, ast.BinOp) else text
     triton = "tl" in {n.id for n in function.nodes if isinstance(n, ast.Name)}
+    library = "tl" if triton else "torch"
     parent = function.file.parents.get(node)
-    summed = isinstance(parent, ast.Call) and getattr(parent.func, "attr", "") in _REDUCTIONS
-    if triton and (summed or isinstance(parent, ast.Assign | ast.AugAssign)):
-        for mask in masks_of(function):
+    callee = parent.func if isinstance(parent, ast.Call) else parent
+    if getattr(callee, "attr", "") in _REDUCTIONS or isinstance(parent, ast.Assign | ast.AugAssign | ast.Return):
+        for mask in masks:
             for value in ("0.0", '-float("inf")'):
-                yield function.swap(node, f"tl.where({mask}, {text}, {value})", "mask added", 1.8)
+                yield function.swap(node, f"{library}.where({mask}, {text}, {value})", "mask added", 1.8)
             cost = 1.9 - _UNREAD * (mask in function.unread)
-            yield function.swap(node, f"tl.where({mask}, 0.0, {text})", "mask added", cost)
+            yield function.swap(node, f"{library}.where({mask}, 0.0, {text})", "mask added", cost)
     for call in (".to(tl.float32)",) if triton else (".clone()", ".contiguous()", ".float()", ".detach()", ".T", ".mT"):
         yield function.swap(node, f"{joined}{call}", "call added", 2.0)

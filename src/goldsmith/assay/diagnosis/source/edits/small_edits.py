@@ -13,7 +13,10 @@ _OPERATORS = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.MatMult: "@",
     ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>", ast.Pow: "**",
 }  # fmt: skip
-_ALIKE = (("+", "-"), ("*", "/", "//", "%"), ("&", "|", "^"), ("<<", ">>"), ("+", "*"), ("**", "*"))
+_ALIKE = (  # operators that are taken for one another, with the cost; a sign costs less
+    (1.4, ("+", "-")), (1.4, ("*", "/", "//", "%")), (1.4, ("&", "|", "^")), (1.4, ("<<", ">>")), (1.4, ("+", "*")),
+    (1.4, ("**", "*")), (1.9, ("+", "-", "*", "/")), (1.9, ("@", "*")),
+)  # fmt: skip
 _TWINS = (
     ("maximum", "minimum"), ("max", "min", "sum"), ("amax", "amin"), ("sum", "mean"), ("zeros", "empty", "ones"),
     ("zeros_like", "empty_like", "ones_like"), ("new_zeros", "new_empty", "new_ones"), ("exp", "exp2", "expm1"),
@@ -82,9 +85,10 @@ def _operators(function: Function, node: ast.BinOp) -> Iterator[Edit]:
     if match is None:
         return
     at = start + len(match.group(1))
-    for other in dict.fromkeys(o for group in _ALIKE if known in group for o in group if o != known):
+    others = {o: cost for cost, group in reversed(_ALIKE) if known in group for o in group if o != known}
+    for other, cost in others.items():
         kind = "sign" if {known, other} == {"+", "-"} else "operator"
-        yield function.edit(node, kind, 1.0 if kind == "sign" else 1.4, (at, at + len(known), other))
+        yield function.edit(node, kind, 1.0 if kind == "sign" else cost, (at, at + len(known), other))
     whole_start, whole_end = function.file.span(node)
     data = function.file.data
     left = data[whole_start : start + len(match.group(1).rstrip())].decode()

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from ..reading.value_kinds import fits
-from .edits import Edit, Function
+from .edits import Edit, Function, likeness
 
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
 _FAR = 8  # statements by which one is moved
@@ -30,6 +30,8 @@ def statement_edits(function: Function) -> Iterator[Edit]:
     for node in function.nodes:
         if isinstance(node, (*_SIMPLE, ast.Return)):
             yield from _names_exchanged(function, node)
+        if isinstance(node, ast.Assign):
+            yield from _targets(function, node)
     yield from _dense(function)
 
 
@@ -114,6 +116,29 @@ def _names_exchanged(function: Function, node: ast.stmt) -> Iterator[Edit]:
             spans = [(*function.file.span(n), second) for n in read[first]]
             spans += [(*function.file.span(n), first) for n in read[second]]
             yield function.edit(node, "names exchanged", 1.7, *spans)
+
+
+def _targets(function: Function, node: ast.Assign) -> Iterator[Edit]:
+    """Another name for what a statement binds; earlier where its name was bound before and not read in between."""
+    for target in (t for one in node.targets for t in (one.elts if isinstance(one, ast.Tuple) else [one])):
+        if not isinstance(target, ast.Name):
+            continue
+        lost = target.id in function.unread or _overwrites(function, node, target.id)
+        for name in function.names:
+            if name != target.id and _alike(function, name, target.id):
+                cost = 2.3 - 0.6 * likeness(name, target.id) - 0.8 * lost
+                yield function.swap(target, name, "another target", cost)
+
+
+def _overwrites(function: Function, node: ast.stmt, name: str) -> bool:
+    """Whether the statement binds a name that the one before it in the same block has bound, and does not read it."""
+    block = next((body for body in _bodies(function) if node in body), [])
+    uses = [n for n in function.nodes if isinstance(n, ast.Name) and n.id == name]
+    bound = {function.statement(n) for n in uses if isinstance(n.ctx, ast.Store)}
+    before = [s.end_lineno or 0 for s in block[: block.index(node)] if s in bound] if node in block else []
+    return bool(before) and not any(
+        isinstance(n.ctx, ast.Load) and before[-1] < n.lineno <= (node.end_lineno or 0) for n in uses
+    )
 
 
 def _dense(function: Function) -> Iterator[Edit]:

@@ -41,6 +41,7 @@ class CandidateSource:
     modules  name -> path of the user's loaded modules
     changed  paths of the files that were edited
     origin   (module, attribute, index): the target or the candidate; backward: the attribute of its own backward
+    golden   the functions of the golden, which no edit changes
     """
 
     files: Mapping[str, SourceFile]
@@ -50,6 +51,7 @@ class CandidateSource:
     backward: str = ""
     paths: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    golden: tuple[Part, ...] = ()
 
     def with_text(self, path: str, text: str) -> CandidateSource:
         """The source after an edit of one file, with the same functions in it."""
@@ -140,7 +142,17 @@ def candidate_source(target: Target) -> CandidateSource:
         name = Path(modules["__main__"]).stem
         modules = {name if n == "__main__" else n: p for n, p in modules.items()}
         origin = name, *origin[1:]
-    return CandidateSource(files, tuple(parts), modules, origin, backward, tuple(sys.path))
+    golden = tuple(_golden_parts(target))
+    return CandidateSource(files, tuple(parts), modules, origin, backward, tuple(sys.path), golden=golden)
+
+
+def _golden_parts(target: Target) -> Iterator[Part]:
+    for path, begins in reached(target.golden).items():
+        try:
+            file = SourceFile.read(path, "")
+            yield from (Part(file, node, frozenset()) for node in file.functions_at(begins))
+        except (OSError, SyntaxError, ValueError):
+            continue
 
 
 def _native_source(target: Target, native: CppSource) -> NativeSource:
