@@ -12,7 +12,7 @@ from goldsmith.assay.execute.plain_calls import plain_calls
 from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults
 from goldsmith.assay.gate.isolation import wire
 from goldsmith.assay.gate.isolation.protocol import Malformed
-from goldsmith.assay.support.known_functions import KnownFunctions
+from goldsmith.assay.judge.known_functions import KnownFunctions
 
 LATE_PATCH = """
 import torch

@@ -34,11 +34,11 @@ from ...execute import interpreter, raised
 from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
+from ...judge.known_functions import KnownFunctions
 from ...judge.known_modules import KnownModules
 from ...judge.process_state import ProcessState
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
-from ...support.known_functions import KnownFunctions
 from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
