@@ -1,4 +1,4 @@
-"""What counts as a candidate's work with files, what a compiler writes for it, and that a look at functions is silent."""
+"""What counts as a candidate's work with files, what a compiler writes for it, and how functions are looked at."""
 
 import json
 import subprocess

@@ -20,6 +20,8 @@ _WORD = 8  # bytes
 _PIECE = 4096
 # of this process, from its second word on, because torch takes address 0 for no memory
 _MEMORY = torch.frombuffer((c_char * (1 << 56)).from_address(_WORD), dtype=torch.int64)
+# as they are before any candidate, which may replace what these names stand for
+_take, _equal, _list = torch.take, torch.equal, torch._C.TensorBase.tolist
 
 
 class ObjectWords:
@@ -32,17 +34,19 @@ class ObjectWords:
             firsts = torch.tensor([_index(o, offset) for o in objects], dtype=torch.int64)
             # in pieces for which torch starts no thread, because the zygote must not have any
             self.places = (firsts.unsqueeze(1) + torch.arange(count)).split(_PIECE)
-            self.known = [_MEMORY[place] for place in self.places]
+            self.known = [_take(_MEMORY, place) for place in self.places]
 
     def changed(self) -> list[int]:
         """Numbers of the objects whose words are others now."""
         if not self.places:
             return list(range(self.size))
+        pieces = [(_take(_MEMORY, place), before) for place, before in zip(self.places, self.known, strict=True)]
         return [
             number * _PIECE + row
-            for number, (place, before) in enumerate(zip(self.places, self.known, strict=True))
-            if not torch.equal(now := _MEMORY[place], before)
-            for row in (now != before).any(1).nonzero().flatten().tolist()
+            for number, (now, before) in enumerate(pieces)
+            if not _equal(now, before)
+            for row, (words, known) in enumerate(zip(_list(now), _list(before), strict=True))
+            if words != known
         ]
 
 
