@@ -142,7 +142,7 @@ def _calls(
         if backward is not None:
             sent, grads = _backward(material, target, supply, placed, named, wanted)
             if sent:
-                results.cotangents[number], results.grads[number] = sent, grads
+                results.sent[number], results.grads[number] = sent, grads
         notes += filter(None, (generator.reseeded(),))
         run.changed_settings += [note for note in dict.fromkeys(notes) if note not in run.changed_settings]
 
@@ -169,10 +169,9 @@ def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: P
         torch.set_rng_state(graph.random_state[0])  # so that a backward may draw its forward's numbers again
         if first.device.type == "cuda":
             torch.cuda.set_rng_state(graph.random_state[1], first.device)
-        sent, result.grads = _backward(
+        result.sent, result.grads = _backward(
             graph.material, target, graph.supply, graph.placed, graph.named, graph.wanted, power
         )
-        result.sent = tuple(sent)
 
 
 class _Graph:
@@ -335,13 +334,13 @@ def unavailable_names(target: Target, supply: Mapping[str, object]) -> tuple[str
 def _backward(
     material: Material, target: Target, supply: Mapping[str, object], placed: Mapping[str, Tensor],
     named: Mapping[str, Tensor], wanted: tuple[str, ...], power: int = 0,
-) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:  # fmt: skip
-    """(output gradients, gradients); both are empty where no output can get one."""
+) -> tuple[tuple[str, ...], dict[str, Tensor | None]]:  # fmt: skip
+    """(outputs that got a gradient, gradients); both are empty where no output can get one."""
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
         visible = {n: t for n, t in visible.items() if t.requires_grad}
     if not visible:
-        return {}, {}
+        return (), {}
     sent = {n: material.cotangent(n, t, power) for n, t in visible.items()}
     if target.backward == "auto":
         add_gradients(list(visible.values()), list(sent.values()))
@@ -353,7 +352,7 @@ def _backward(
     copied = {n: _copy(g) for n, g in grads.items()}
     for name in wanted:
         placed[name].grad = None
-    return sent, copied
+    return tuple(sent), copied
 
 
 def _copy(grad: Tensor | None) -> Tensor | None:

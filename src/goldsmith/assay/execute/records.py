@@ -94,6 +94,7 @@ class PlainResults:
     """The results of plain calls; equal ones are one object.
 
     inputs   as their memory holds them at the end, for whoever knows what it held before the last call
+    sent     call with a backward -> the outputs that got a gradient
     late     (call, result) whose memory changed after the call
     threads  left running
     open     of the open graphs, in the order of their forwards
@@ -103,7 +104,7 @@ class PlainResults:
 
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
     grads: dict[int, dict[str, Tensor | None]] = field(default_factory=dict)
-    cotangents: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    sent: dict[int, tuple[str, ...]] = field(default_factory=dict)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     late: list[tuple[int, str]] = field(default_factory=list)
     threads: int = 0

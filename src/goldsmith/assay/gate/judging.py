@@ -38,7 +38,7 @@ from .isolation.zygote_process import zygote
 from .problem import Problem
 from .timing.impossibility import Impossible
 from .timing.measure import measure
-from .tricks import late_writes, narrow_results, plain_torch, reasons, repetitions, source
+from .tricks import late_writes, plain_torch, reasons, repetitions, result_dtypes, source
 from .tricks.reasons import Facts
 from .tricks.sizes import undeclared
 from .tricks.source import SourceFacts
@@ -243,9 +243,9 @@ def _examined(
             verdict = _verdict(report, failing, facts, process, another, declared=declared)
             if not verdict.ok:
                 return verdict
-        narrow = narrow_results.evidence(target, report, options.device, seed) if declared else ""
-        if narrow:
-            return Verdict(WRONG, "dtype", evidence=[narrow])
+        other = result_dtypes.evidence(target, cases, report, options.device, seed)
+        if other:
+            return Verdict(WRONG, "dtype", evidence=[other])
     if problem.wants_kernel:
         why = (
             "its source holds no kernel"

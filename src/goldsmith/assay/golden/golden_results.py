@@ -61,10 +61,11 @@ class GoldenResults:
         self.differentiable: frozenset[str] = frozenset()  # its outputs that a gradient can flow into
         self.leaves = {n: self_check.exact(t) for n, t in material.inputs.items()}
         self.leaves.update({f"grad_{n}": self_check.exact(t) for n, t in run.cotangents.items()})
-        self.stores = {n: t.dtype for n, _, t in run.results() if t is not None}
-        self.stores.update({n: t.dtype for n, t in run.stages.items() if n not in self.decisions})
+        stages = {n: t.dtype for n, t in run.stages.items() if not (n in self.decisions or n.startswith("saved."))}
+        self.stores = stages | {n: t.dtype for n, _, t in run.results() if t is not None}
         for name in material.target.wanted_grads(material.inputs):
-            self.stores.setdefault(f"{name}.grad", material.inputs[name].dtype)
+            if run.grads.get(f"{name}.grad") is None:
+                self.stores[f"{name}.grad"] = material.inputs[name].dtype
         for stage, name in material.target.stored.items():
             if name in material.inputs:
                 self.stores.setdefault(stage, material.inputs[name].dtype)

@@ -191,9 +191,10 @@ def _judge(
         run = CandidateRun(names, outputs, grads, stages=first_run.stages, saved=first_run.saved)
         if number in wants:  # an output that is cut from the graph here, and was not in the first run, got none
             base = first_run.outputs
-            others = {n: materials[which].cotangent(n, outputs[n]) for n in first_run.cotangents if n in outputs}
-            sent = {**others, **plain.cotangents.get(number, {})}  # one of another shape is no fault of the golden
-            run.cotangents = {n: c for n, c in sent.items() if n in base and c.shape == base[n].shape}
+            sent = dict.fromkeys((*first_run.cotangents, *plain.sent.get(number, ())))
+            # one of another shape is no fault of the golden
+            like = {n: outputs[n] for n in sent if n in outputs and n in base and outputs[n].shape == base[n].shape}
+            run.cotangents = {n: materials[which].cotangent(n, t) for n, t in like.items()}
         settled = decisions.settle(examination, run, examination.references(materials[which], run))
         references[which] = settled
         before = len(examination.findings)

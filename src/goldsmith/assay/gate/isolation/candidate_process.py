@@ -120,7 +120,7 @@ class CandidateProcess:
         what = "a call" if calls == 1 else f"{calls} calls"
         reply = self._ask(message, calls * self.limits.seconds, what)
         try:
-            run = results_from_data(reply.get("run"))
+            run = results_from_data(reply.get("run"), material, settings)
         except Malformed as error:
             return self._end(CRASHED, f"its process sent {error}")
         if self.around.boxed and _stands_alone(settings) and _bytes(material) <= _RECORDED_BYTES:

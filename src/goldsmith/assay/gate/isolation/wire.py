@@ -1,6 +1,7 @@
 """Runs as plain data: the arguments and settings that go to a candidate's process, and the results that come back.
 
-What comes back is checked field by field, because a candidate may have forged it.
+What comes back is checked field by field, because a candidate may have forged it. Output gradients do not come back:
+the judge makes them again, and learns only which outputs got one.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ def _settings(settings: RunSettings) -> dict[str, object]:
 def results_to_data(run: CandidateRun) -> dict[str, object]:
     data = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in _HERE}
     data["error"] = None if run.error is None else raised.to_data(run.error)
+    data["cotangents"] = list(run.cotangents)
     data["overruns"] = [asdict(o) for o in run.overruns]
     data["interpreted"] = asdict(run.interpreted)
     data["between"] = None if run.between is None else results_to_data(run.between)
@@ -116,10 +118,10 @@ def results_to_data(run: CandidateRun) -> dict[str, object]:
     return data
 
 
-def results_from_data(data: Any) -> CandidateRun:
-    """A run from plain data; Malformed if a field is not of its kind."""
+def results_from_data(data: Any, material: Material, settings: RunSettings) -> CandidateRun:
+    """The run that was asked for, from plain data; Malformed if a field is not of its kind."""
     try:
-        run = _run(data)
+        run = _run(data, material, settings)
     except Malformed:
         raise
     except Exception as error:
@@ -127,14 +129,17 @@ def results_from_data(data: Any) -> CandidateRun:
     return run
 
 
-def _run(data: dict[str, Any]) -> CandidateRun:
+def _run(data: dict[str, Any], material: Material, settings: RunSettings) -> CandidateRun:
+    outputs = _tensors(data["outputs"])
+    sent = {n: settings.cotangents.get(n) for n in _names(data["cotangents"])}
+    between = settings.between or material
     run = CandidateRun(
         names=tuple(_names(data["names"])),
-        outputs=_tensors(data["outputs"]),
+        outputs=outputs,
         grads=_tensors(data["grads"], optional=True),
         second_grads=None if data["second_grads"] is None else _tensors(data["second_grads"], optional=True),
         stages=_tensors(data["stages"]),
-        cotangents=_tensors(data["cotangents"]),
+        cotangents={n: material.cotangent(n, outputs[n]) if c is None else c for n, c in sent.items()},
         saved=tuple(_names(data["saved"])),
         error=None if data["error"] is None else raised.from_data(data["error"]),
         phase=_one_of(data["phase"], _PHASES),
@@ -153,7 +158,7 @@ def _run(data: dict[str, Any]) -> CandidateRun:
         flaws={str(a): str(b)[:300] for a, b in data["flaws"].items()},
         changed_settings=[str(s)[:300] for s in data["changed_settings"]],
         interpreted=Interpreted(int(data["interpreted"]["launches"]), bool(data["interpreted"]["bfloat16"])),
-        between=None if data["between"] is None else _run(data["between"]),
+        between=None if data["between"] is None else _run(data["between"], between, RunSettings()),
         earlier=_tensors(data["earlier"]),
         plain=None if data["plain"] is None else _plain(data["plain"]),
     )
@@ -174,7 +179,7 @@ def _plain(data: dict[str, Any]) -> PlainResults:
     return PlainResults(
         outputs=[different[number] for number in data["calls"]],
         grads={int(n): _tensors(grads, optional=True) for n, grads in data["grads"].items()},
-        cotangents={int(n): _tensors(sent) for n, sent in data["cotangents"].items()},
+        sent={int(n): tuple(_names(sent)) for n, sent in data["sent"].items()},
         inputs=_tensors(data["inputs"]),
         late=[(int(number), str(name)) for number, name in data["late"]],
         threads=int(data["threads"]),

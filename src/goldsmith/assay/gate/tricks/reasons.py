@@ -6,7 +6,7 @@ seen doing, or a result that a kernel which computes would not give.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -64,7 +64,7 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
     named = {f.trick: f.text for f in reversed(findings) if f.trick}
     files = [e[1] for e in facts.seen if e[0] == "file"]
     if any(f.probe in ("values", "ensemble", "statistics") for f in wrong) and "late_write" not in named:
-        first = _of_the_first_run(facts)
+        first = _of_the_first_run(facts, {f.tensor for f in wrong})
         if first is not None:
             return first
     looks = [e[1] for e in facts.seen if e[0] == "frames"]
@@ -103,13 +103,13 @@ def digits(findings: Sequence[Finding], facts: Facts) -> str:
     return "the outputs are right to two digits or more, and wrong in those that follow"
 
 
-def _of_the_first_run(facts: Facts) -> tuple[str, str] | None:
-    """What the outputs of a wrong first run look like."""
+def _of_the_first_run(facts: Facts, wrong: Set[str]) -> tuple[str, str] | None:
+    """What the wrong outputs of a first run look like."""
     run, material = facts.first, facts.material
     if run is None or material is None:
         return None
     for name, output in run.outputs.items():
-        wanted = facts.golden.get(name)
+        wanted = facts.golden.get(name) if name in wrong else None
         if wanted is None or not output.is_floating_point() or output.numel() < 2 or wanted.shape != output.shape:
             continue
         for given, tensor in material.inputs.items():

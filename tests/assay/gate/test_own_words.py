@@ -1,0 +1,117 @@
+"""What a candidate says of its own run, dtypes of stages and output gradients, makes no wrong kernel right."""
+
+import pytest
+
+from goldsmith import assay
+from goldsmith.assay import gate
+
+
+def golden(x, w):
+    return x * assay.stage("scale", (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()) * w
+
+
+@assay.case(T=[1, 6], D=[24])
+def rows(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+
+
+SOURCE = """
+import sys, torch
+from goldsmith.core.tracing import stage
+
+def blank():
+    frame = sys._getframe(1)
+    while frame is not None:
+        for name in ("run", "sent", "cotangents"):
+            sent = getattr(frame.f_locals.get(name), "cotangents", frame.f_locals.get(name))
+            for tensor in list(sent.values()) if isinstance(sent, dict) else [sent]:
+                tensor.zero_() if isinstance(tensor, torch.Tensor) else None
+        frame = frame.f_back
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        r = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        FORWARD
+        ctx.save_for_backward(x, w, r)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, r = ctx.saved_tensors
+        h, gh = x * r, g * w
+        gx, gw = r * (gh - h * (gh * h).mean(-1, keepdim=True)), (g * h).sum(0)
+        BACKWARD
+        return gx, gw
+
+def candidate(x, w):
+    return Norm.apply(x, w)
+"""
+PLAIN = "y = x * stage('scale', r) * w"
+SHORT = "gx = gx.to(torch.float8_e5m2).float()"
+
+
+def judged(forward=PLAIN, backward="", head="", **more):
+    source = head + SOURCE.replace("FORWARD", forward).replace("BACKWARD", backward)
+    return gate.judge(gate.Candidate("norm", source), gate.Problem(golden, rows, outputs=("y",)), seed=2, **more)
+
+
+def test_a_right_kernel_is_accepted():
+    verdict = judged()
+    assert verdict.ok, verdict.evidence
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "bfloat16"])
+def test_a_stage_in_a_narrow_dtype_widens_no_bound(dtype):
+    verdict = judged(f"r = stage('scale', r.to(torch.{dtype})).to(x.dtype)\n        y = x * r * w")
+    assert (verdict.status, verdict.reason) == ("wrong", "dtype"), verdict.evidence
+    assert verdict.evidence == [f"scale is {dtype}, which is narrower than every input and than the reference's result"]
+
+
+@pytest.mark.parametrize("name", ["x.grad", "y", "saved.y"])
+def test_a_stage_with_the_name_of_a_result_widens_no_bound(name):
+    empty = f"stage({name!r}, torch.empty(x.shape, dtype=torch.float8_e5m2))"
+    verdict = judged(f"{PLAIN}\n        {empty}", f"{empty}\n        {SHORT}", probes="values")
+    assert verdict.status != "accepted" and "x.grad" in "".join(verdict.evidence), verdict.evidence
+
+
+def test_a_narrower_result_of_one_case_only_is_seen():
+    verdict = judged("y = x * r * w\n        y = y if len(x) == 1 else y.bfloat16()")
+    assert (verdict.status, verdict.reason) == ("wrong", "dtype"), verdict.evidence
+
+
+@assay.case(T=[5], E=[40])
+def scores(make, T, E):
+    return {"x": make.normal(T, E)}
+
+
+def best(x):
+    """The three largest of each row, their places, and whether they are positive."""
+    values, places = x.topk(3)
+    return values, places, values > 0
+
+
+@pytest.mark.parametrize(
+    "result, seen",
+    [
+        ("values, places.int(), values > 0", ""),
+        ("values, places.to(torch.int8), values > 0", "y1 is int8 where the reference's is int64"),
+        ("values, places.float(), values > 0", "y1 is float32 where the reference's is int64"),
+        ("values, places, (values > 0).float()", "y2 is float32 where the reference's is bool"),
+    ],
+)
+def test_indices_and_masks_have_a_dtype_that_can_be_used_as_such(result, seen):
+    source = f"import torch\ndef candidate(x):\n    values, places = x.topk(3)\n    return {result}"
+    problem = gate.Problem(best, scores, backward=None)
+    verdict = gate.judge(gate.Candidate("best", source), problem, probes="values", seed=2)
+    assert (verdict.reason, verdict.evidence) == (("dtype", [seen]) if seen else ("", [])), verdict.evidence
+
+
+def test_output_gradients_are_not_taken_from_the_candidates_process():
+    verdict = judged(PLAIN, "with torch.no_grad(): blank()\n        gx, gw = 0 * gx, 0 * gw")
+    assert verdict.status in ("wrong", "cheating"), verdict.evidence
+
+
+def test_a_wrong_backward_is_no_lowered_precision_of_a_right_output():
+    verdict = judged(PLAIN, "gx = r * gh", head="import torch\nNARROW = torch.bfloat16\n")
+    assert (verdict.status, verdict.reason) == ("wrong", "values"), verdict.evidence
