@@ -151,10 +151,10 @@ def test_a_call_that_leaves_a_setting_changed_is_wrong(body, sentence):
     assert sentence in verdict.evidence[0]
 
 
-def test_a_source_may_change_settings_when_it_is_imported():
-    verdict = gate.judge(
-        candidate(RETURN, head="import os, gc\nos.environ['A'] = '1'\ngc.disable()"), problem(), seed=1
-    )
+def test_a_source_may_change_settings_when_it_is_imported_and_a_library_when_a_call_imports_it():
+    head = "import os, gc\nos.environ['A'] = '1'\ngc.disable()"
+    with_library = f"from torch.utils.checkpoint import checkpoint\ntorch.vmap(torch.sin)(x)\n{RETURN}"
+    verdict = gate.judge(candidate(with_library, head=head), problem(), seed=1)
     assert verdict.ok, verdict
 
 

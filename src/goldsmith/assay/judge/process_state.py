@@ -34,7 +34,6 @@ from .shared_generators import SharedGenerators
 _TOOLS = ("CC", "CXX", "CUDA", "GOMP_", "KMP_", "MAX_JOBS", "MKL_", "NV", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGUSR1})  # the harness's own
 _UMASK = 0o077
-_OURS = "goldsmith"
 _GETTER = re.compile("^_?(is|get)_")  # functions that read a flag
 _LIMITS = {number: name for name, number in sorted(vars(resource).items(), reverse=True) if name.startswith("RLIMIT_")}
 _SMALL = 2.0**-60  # beside 1 it is rounded away to the nearest number, and in no other rounding mode
@@ -119,7 +118,7 @@ def _read() -> Iterator[tuple[str, object]]:
         yield f"the file descriptor {descriptor}", _file_of(descriptor)
     for name, value in (
         ("the list of functions that Python calls at its end", atexit._ncallbacks()),
-        ("the list of filters of warnings", [f for f in warnings.filters if _OURS not in str(f[3])]),
+        ("the list of filters of warnings", tuple(warnings.filters)),
         ("the list of folders of sys.path", tuple(sys.path)),
         ("copyreg's table of functions that pickle", dict(copyreg.dispatch_table)),
     ):

@@ -214,13 +214,19 @@ def _judge_open(
     references: Mapping[int, GoldenResults], schedule: Sequence[int],
 ) -> None:  # fmt: skip
     """Judges gradients of graphs that were open together. Those with scaled output gradients must scale with these.
+    Those whose results were changed must not depend on that.
 
     Equal bits need no golden, neither as those of a plain call nor after a power of two, which scales without rounding.
     """
     plain = run.plain or PlainResults()
     usual = {which: graph for (which, power), graph in zip(graphs.graphs, plain.open, strict=True) if not power}
     turns = ", ".join(str(number + 1) for number in graphs.order)
-    for (which, power), graph in zip(graphs.graphs, plain.open, strict=True):
+    scaled, together = "output gradients times 2^{}", f"several graphs, backwards in the order {turns}"
+    opened = zip(graphs.graphs, plain.open, strict=True)
+    rows = [(which, power, graph, scaled.format(power) if power else together) for (which, power), graph in opened]
+    if plain.rewritten is not None:
+        rows.append((0, 0, plain.rewritten, "results changed in place before the backward"))
+    for which, power, graph, label in rows:
         before = usual[which].grads if power else plain.grads.get(schedule.index(which), {})
         same = {n for n, g in graph.grads.items() if n in before and same_bits(_times(before[n], power), g)}
         if len(same) == len(graph.grads):
@@ -233,7 +239,6 @@ def _judge_open(
         now.cotangents = {n: material.cotangent(n, graph.outputs[n], power) for n in sent}
         known = None if power or examination.target.decisions else references.get(which)
         settled = known or decisions.settle(examination, now, examination.references(material, now))
-        label = f"output gradients times 2^{power}" if power else f"several graphs, backwards in the order {turns}"
         count = len(examination.findings)
         values.judge(
             examination, now, settled, NAME, label, noise=False, repeat=None,

@@ -115,6 +115,7 @@ def results_to_data(run: CandidateRun) -> dict[str, object]:
         data["plain"]["outputs"] = list(different.values())
         data["plain"]["calls"] = [numbers[id(outputs)] for outputs in run.plain.outputs]
         data["plain"]["open"] = [vars(graph) for graph in run.plain.open]
+        data["plain"]["rewritten"] = None if run.plain.rewritten is None else vars(run.plain.rewritten)
     return data
 
 
@@ -183,12 +184,14 @@ def _plain(data: dict[str, Any]) -> PlainResults:
         inputs=_tensors(data["inputs"]),
         late=[(int(number), str(name)) for number, name in data["late"]],
         threads=int(data["threads"]),
-        open=[
-            OpenGraph(_tensors(g["outputs"]), _tensors(g["grads"], optional=True), tuple(_names(g["sent"])))
-            for g in data["open"]
-        ],
+        open=list(map(_graph, data["open"])),
+        rewritten=None if data["rewritten"] is None else _graph(data["rewritten"]),
         shared=[_tensors(outputs) for outputs in data["shared"]],
     )
+
+
+def _graph(data: dict[str, Any]) -> OpenGraph:
+    return OpenGraph(_tensors(data["outputs"]), _tensors(data["grads"], optional=True), tuple(_names(data["sent"])))
 
 
 def _overrun(data: dict[str, Any]) -> Overrun:
