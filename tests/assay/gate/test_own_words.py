@@ -5,6 +5,8 @@ import pytest
 from goldsmith import assay
 from goldsmith.assay import gate
 
+from .problems import problem as softmax_problem
+
 
 def golden(x, w):
     return x * assay.stage("scale", (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()) * w
@@ -115,3 +117,14 @@ def test_output_gradients_are_not_taken_from_the_candidates_process():
 def test_a_wrong_backward_is_no_lowered_precision_of_a_right_output():
     verdict = judged(PLAIN, "gx = r * gh", head="import torch\nNARROW = torch.bfloat16\n")
     assert (verdict.status, verdict.reason) == ("wrong", "values"), verdict.evidence
+
+
+LATER = "calls = []\ndef candidate(x, w):\n    calls.append(1)\n    y = x.softmax(-1) * w\n    return "
+
+
+@pytest.mark.parametrize(
+    "result", ["{'y': y} if len(calls) == 1 else {'z': y}", "y if len(calls) == 1 else y[:0]"], ids=["name", "shape"]
+)
+def test_a_result_that_has_another_name_or_shape_later_is_no_fault_of_the_golden(result):
+    verdict = gate.judge(gate.Candidate("later", LATER + result), softmax_problem(), seed=2)
+    assert verdict.status in ("wrong", "cheating"), verdict

@@ -172,7 +172,8 @@ class GoldenResults:
             return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in named_grads.items()}
         stages = dict(tracer.graph)
         results = {**stages, **named}  # an output of the candidate may be a stage of the golden
-        able = [n for n in sent if n in results and results[n].requires_grad]
+        shapes = {n: cotangents[f"grad_{n}"].shape for n in sent}  # of the candidate's results
+        able = [n for n in sent if n in results and results[n].requires_grad and results[n].shape == shapes[n]]
         sources = {**{n: supply[n] for n in wanted}, **{n: t for n, t in stages.items() if n not in wanted}}
         if not able:
             return {f"{n}.grad": torch.zeros_like(supply[n]) for n in wanted}

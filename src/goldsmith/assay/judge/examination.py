@@ -166,6 +166,11 @@ class Examination:
             how = replace(how, fill=ZERO_FILL)
         with hooks.running(self.label, probe, label, self.seed, self.findings):
             run = execute(material, how)
+        names = None if self._first is None or self._first.error is not None or how.debug else self._first.names
+        if names is not None and run.error is None and run.names != names:
+            text = f"the candidate returned {', '.join(names)} first, and {', '.join(run.names)} now ({label})"
+            self.find(CERTAIN, "values", names[0], text, kind="other_names", run=label)
+            raise Ended("results of other names")
         if how.plain is not None:
             self.candidate_runs -= 1
             self.plain_calls += 0 if run.plain is None else run.plain.calls

@@ -228,12 +228,13 @@ def _judge_open(
         rows.append((0, 0, plain.rewritten, "results changed in place before the backward"))
     for which, power, graph, label in rows:
         before = usual[which].grads if power else plain.grads.get(schedule.index(which), {})
-        same = {n for n, g in graph.grads.items() if n in before and same_bits(_times(before[n], power), g)}
-        if len(same) == len(graph.grads):
+        grads = {**dict.fromkeys(before), **graph.grads}  # one that is missing here is a gradient that is missing
+        same = {n for n, g in grads.items() if n in before and same_bits(_times(before[n], power), g)}
+        if len(same) == len(grads):
             continue
         material = materials[which]
         first = examination.first
-        now = CandidateRun(run.names, graph.outputs, graph.grads, stages=first.stages, saved=first.saved)
+        now = CandidateRun(run.names, graph.outputs, grads, stages=first.stages, saved=first.saved)
         others = first.cotangents.keys() & graph.outputs.keys()
         sent = dict.fromkeys((*graph.sent, *others))
         now.cotangents = {n: material.cotangent(n, graph.outputs[n], power) for n in sent}

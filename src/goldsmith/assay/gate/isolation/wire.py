@@ -16,6 +16,7 @@ from ...declare.target import Target
 from ...execute import raised
 from ...execute.interpreter import Interpreted
 from ...execute.memory import Overrun
+from ...execute.plain_calls import LEAST
 from ...execute.records import (
     CandidateRun,
     Material,
@@ -123,6 +124,7 @@ def results_from_data(data: Any, material: Material, settings: RunSettings) -> C
     """The run that was asked for, from plain data; Malformed if a field is not of its kind."""
     try:
         run = _run(data, material, settings)
+        _check_whole(run, material, settings)
     except Malformed:
         raise
     except Exception as error:
@@ -171,6 +173,22 @@ def _run(data: dict[str, Any], material: Material, settings: RunSettings) -> Can
         if mask.numel() == 0:
             raise Malformed("results with an empty mask")
     return run
+
+
+def _check_whole(run: CandidateRun, material: Material, settings: RunSettings) -> None:
+    """Malformed where a run that ended well lacks what was asked for, because what is not there is not judged."""
+    calls = settings.plain
+    if run.error is not None:
+        return
+    twice = settings.backward_twice and run.cotangents and not material.target.mutates
+    if settings.between is not None and run.between is None or twice and run.second_grads is None:
+        raise Malformed("results without those of another call or backward")
+    if calls is None:
+        return
+    if run.plain is None or len(run.plain.outputs) < min(LEAST, len(calls.schedule)):
+        raise Malformed("results of too few plain calls")
+    if calls.open is not None and len(run.plain.open) != len(calls.open.graphs) or len(run.plain.shared) == 1:
+        raise Malformed("results of too few open graphs, or of one of two calls")
 
 
 def _plain(data: dict[str, Any]) -> PlainResults:
