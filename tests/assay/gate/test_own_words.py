@@ -5,8 +5,6 @@ import pytest
 from goldsmith import assay
 from goldsmith.assay import gate
 
-from .problems import problem as softmax_problem
-
 
 def golden(x, w):
     return x * assay.stage("scale", (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()) * w
@@ -82,6 +80,98 @@ def test_a_narrower_result_of_one_case_only_is_seen():
     assert (verdict.status, verdict.reason) == ("wrong", "dtype"), verdict.evidence
 
 
+HIDING = """
+import sys, torch
+
+class Nothing(list):
+    def __iter__(self): return iter(())
+    def __len__(self): return 0
+
+class Short(list):
+    def __iter__(self): return iter(())
+
+def frame(name):
+    at = sys._getframe(2)
+    while at is not None and at.f_code.co_name != name:
+        at = at.f_back
+    return at and at.f_locals
+
+made = []
+def without_second(kind):
+    made.append(type("CandidateRun", (kind,), {"second_grads": property(lambda self: None, lambda self, value: None)}))
+    return made[-1]
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        r = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        ctx.saved, ctx.count = (x, w, r), 0
+        y = x * r * w
+        IN_FORWARD
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, r = ctx.saved
+        h, gh = x * r, g * w
+        gx, gw = r * (gh - h * (gh * h).mean(-1, keepdim=True)), (g * h).sum(0)
+        ctx.count += 1
+        IN_BACKWARD
+        return gx, gw
+
+def candidate(x, w):
+    return Norm.apply(x, w)
+"""
+CALLS = """calls = frame("_calls")
+        if calls and "results" in calls:
+            if type(calls["results"].outputs) is not Nothing:
+                calls["results"].outputs = Nothing(calls["results"].outputs)
+            y = y * 0"""
+GRAPHS = """graphs = frame("_open_graphs")
+        if graphs:
+            graphs["results"].open = Short(graphs["results"].open)
+            gx = gx * 2"""
+TWICE = """step = frame("_forward_and_backward")
+        if step and ctx.count > 1:
+            step["run"].__class__ = made[0] if made else without_second(type(step["run"]))
+            gx = gx * 3"""
+
+
+@pytest.mark.parametrize(
+    "forward, backward, lacking",
+    [
+        (CALLS, "", "those of all plain calls"),
+        ("", GRAPHS, "those of open graphs"),
+        ("", TWICE, "those of the second backward"),
+    ],
+)
+def test_a_run_must_have_all_that_was_asked_for(forward, backward, lacking):
+    source = HIDING.replace("IN_FORWARD", forward or "pass").replace("IN_BACKWARD", backward or "pass")
+    verdict = gate.judge(gate.Candidate("hiding", source), gate.Problem(golden, rows, outputs=("y",)), seed=2)
+    assert verdict.status == "crashed" and f"without {lacking}" in verdict.evidence[0], verdict
+
+
+@pytest.mark.parametrize(
+    "result, seen",
+    [
+        (
+            '{"y": y, "s" if n == 1 else "z": s}',
+            "the results are y, z (the second call, same inputs), and were y, s in",
+        ),
+        ('{"y": y if n == 1 else y[:0], "s": s}', "float32 [1, 24] and then float32 [0, 24]"),
+    ],
+)
+def test_results_of_another_name_or_shape_in_a_later_call_are_the_candidates_fault(result, seen):
+    def both(x, w):
+        s = x.square().mean(-1, keepdim=True)
+        return {"y": x * w, "s": s}
+
+    source = "calls = []\ndef candidate(x, w):\n    calls.append(1)\n    n, y = len(calls), x * w\n"
+    source += f"    s = x.square().mean(-1, keepdim=True)\n    return {result}"
+    verdict = gate.judge(gate.Candidate("later", source), gate.Problem(both, rows), probes="second_call", seed=2)
+    assert verdict.status in ("wrong", "cheating") and seen in "".join(verdict.evidence), verdict
+
+
 @assay.case(T=[5], E=[40])
 def scores(make, T, E):
     return {"x": make.normal(T, E)}
@@ -117,14 +207,3 @@ def test_output_gradients_are_not_taken_from_the_candidates_process():
 def test_a_wrong_backward_is_no_lowered_precision_of_a_right_output():
     verdict = judged(PLAIN, "gx = r * gh", head="import torch\nNARROW = torch.bfloat16\n")
     assert (verdict.status, verdict.reason) == ("wrong", "values"), verdict.evidence
-
-
-LATER = "calls = []\ndef candidate(x, w):\n    calls.append(1)\n    y = x.softmax(-1) * w\n    return "
-
-
-@pytest.mark.parametrize(
-    "result", ["{'y': y} if len(calls) == 1 else {'z': y}", "y if len(calls) == 1 else y[:0]"], ids=["name", "shape"]
-)
-def test_a_result_that_has_another_name_or_shape_later_is_no_fault_of_the_golden(result):
-    verdict = gate.judge(gate.Candidate("later", LATER + result), softmax_problem(), seed=2)
-    assert verdict.status in ("wrong", "cheating"), verdict

@@ -166,11 +166,6 @@ class Examination:
             how = replace(how, fill=ZERO_FILL)
         with hooks.running(self.label, probe, label, self.seed, self.findings):
             run = execute(material, how)
-        names = None if self._first is None or self._first.error is not None or how.debug else self._first.names
-        if names is not None and run.error is None and run.names != names:
-            text = f"the candidate returned {', '.join(names)} first, and {', '.join(run.names)} now ({label})"
-            self.find(CERTAIN, "values", names[0], text, kind="other_names", run=label)
-            raise Ended("results of other names")
         if how.plain is not None:
             self.candidate_runs -= 1
             self.plain_calls += 0 if run.plain is None else run.plain.calls
@@ -289,12 +284,14 @@ class Examination:
         return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
 
     def raised(self, probe: str, label: str, run: CandidateRun, called: str = "") -> bool:
-        """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature.
+        """Whether a run raised, or gave results of other names than the first run, so that it cannot be judged.
+
+        Adds a finding then, or a note where Triton's interpreter lacks a feature.
 
         called: the run's name, if the label is a phrase
         """
         if run.error is None:
-            return False
+            return self._renamed(probe, label, run)
         if isinstance(run.error, OutsideDomain):
             self.note(NOT_NEEDED, probe, f"{label}: `where` of the case excludes these inputs; not run")
             return True
@@ -312,6 +309,14 @@ class Examination:
         error = f"{type(run.error).__name__}: {_one_line(run.error)}"
         self.find(CERTAIN, probe, run.phase, text, kind="raised", run=called or label, values={"error": error})
         return True
+
+    def _renamed(self, probe: str, label: str, run: CandidateRun) -> bool:
+        names = ", ".join(run.names), ", ".join(self.first.names if self._first else run.names)
+        if run.plain is None and names[0] != names[1]:
+            text = f"the results are {names[0] or 'none'} ({label}), and were {names[1] or 'none'} in the first run"
+            self.find(CERTAIN, probe, run.phase, text, kind="differs", run=label)
+            return True
+        return False
 
     def golden_raises(self, label: str, material: Material, run: CandidateRun) -> bool:
         """Whether the golden raises on a probe's own inputs as well; then the inputs are to blame."""

@@ -91,6 +91,7 @@ class CandidateProcess:
     again: after its end, the next run starts another process.
     library: makes a further argument of the loader, a compiled library.
     spent: by all processes of this candidate.
+    kept: key of the last run whose results stay in the process.
     """
 
     zygote: ZygoteProcess
@@ -104,6 +105,7 @@ class CandidateProcess:
     seen: list[list[object]] = field(default_factory=list)
     parameters: dict[str, object] = field(default_factory=dict)
     clearing: bool = False
+    kept: str = ""
     pid: int = 0
     number: int = 0
     printed: int = 0
@@ -119,10 +121,12 @@ class CandidateProcess:
         message = {"do": "run", "cleared": self.clearing, **request_of(material, settings)}
         what = "a call" if calls == 1 else f"{calls} calls"
         reply = self._ask(message, calls * self.limits.seconds, what)
+        asked = settings if settings.earlier == self.kept else replace(settings, earlier="")
         try:
-            run = results_from_data(reply.get("run"), material, settings)
+            run = results_from_data(reply.get("run"), material, asked)
         except Malformed as error:
             return self._end(CRASHED, f"its process sent {error}")
+        self.kept = settings.keep or self.kept
         if self.around.boxed and _stands_alone(settings) and _bytes(material) <= _RECORDED_BYTES:
             self.recorded.append((material, replace(settings, keep=""), run))
         return run
@@ -193,6 +197,7 @@ class CandidateProcess:
         self.load()
 
     def _start(self) -> None:
+        self.kept = ""
         nonce = secrets.token_bytes(NONCE_BYTES)
         ours, its = socket.socketpair()
         self.reading, writing = os.pipe()

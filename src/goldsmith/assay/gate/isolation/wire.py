@@ -124,12 +124,29 @@ def results_from_data(data: Any, material: Material, settings: RunSettings) -> C
     """The run that was asked for, from plain data; Malformed if a field is not of its kind."""
     try:
         run = _run(data, material, settings)
-        _check_whole(run, material, settings)
+        missing = "" if run.error else _missing(run, material, settings)
+        if missing:
+            raise Malformed(f"results without {missing}")
     except Malformed:
         raise
     except Exception as error:
         raise Malformed(f"results that are no run ({type(error).__name__}: {error})"[:200]) from error
     return run
+
+
+def _missing(run: CandidateRun, material: Material, settings: RunSettings) -> str:
+    """What a run that has not raised lacks of what was asked for; what does not come cannot be judged."""
+    if settings.plain is not None:
+        plain, graphs = run.plain or PlainResults(), settings.plain.open
+        if len(plain.outputs) < min(LEAST, len(settings.plain.schedule)):
+            return "those of all plain calls"
+        return "" if graphs is None or len(plain.open) == len(graphs.graphs) else "those of open graphs"
+    if settings.between is not None and run.between is None:
+        return "those of the call in between"
+    if settings.earlier and not {n for n in run.outputs if n not in run.overwritten} <= run.earlier.keys():
+        return "those of an earlier call"
+    twice = settings.backward_twice and not material.target.mutates
+    return "those of the second backward" if twice and run.grads.keys() != (run.second_grads or {}).keys() else ""
 
 
 def _run(data: dict[str, Any], material: Material, settings: RunSettings) -> CandidateRun:
@@ -173,22 +190,6 @@ def _run(data: dict[str, Any], material: Material, settings: RunSettings) -> Can
         if mask.numel() == 0:
             raise Malformed("results with an empty mask")
     return run
-
-
-def _check_whole(run: CandidateRun, material: Material, settings: RunSettings) -> None:
-    """Malformed where a run that ended well lacks what was asked for, because what is not there is not judged."""
-    calls = settings.plain
-    if run.error is not None:
-        return
-    twice = settings.backward_twice and run.cotangents and not material.target.mutates
-    if settings.between is not None and run.between is None or twice and run.second_grads is None:
-        raise Malformed("results without those of another call or backward")
-    if calls is None:
-        return
-    if run.plain is None or len(run.plain.outputs) < min(LEAST, len(calls.schedule)):
-        raise Malformed("results of too few plain calls")
-    if calls.open is not None and len(run.plain.open) != len(calls.open.graphs) or len(run.plain.shared) == 1:
-        raise Malformed("results of too few open graphs, or of one of two calls")
 
 
 def _plain(data: dict[str, Any]) -> PlainResults:
