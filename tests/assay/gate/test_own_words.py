@@ -207,3 +207,27 @@ def test_output_gradients_are_not_taken_from_the_candidates_process():
 def test_a_wrong_backward_is_no_lowered_precision_of_a_right_output():
     verdict = judged(PLAIN, "gx = r * gh", head="import torch\nNARROW = torch.bfloat16\n")
     assert (verdict.status, verdict.reason) == ("wrong", "values"), verdict.evidence
+
+
+ODD = """
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError
+
+def candidate(x, w):
+    raise ERROR
+"""
+
+
+@pytest.mark.parametrize(
+    "error, seen",
+    [
+        ("ExceptionGroup('two', [ValueError()])", "ExceptionGroup: two"),
+        ("Mute()", "Mute: its text cannot be made: KeyError"),
+        ("ValueError('half \\ud800')", "ValueError: half ?"),
+    ],
+)
+def test_whatever_a_candidate_raises_is_told_in_plain_words(error, seen):
+    source = ODD.replace("ERROR", error)
+    verdict = gate.judge(gate.Candidate("odd", source), gate.Problem(golden, rows, outputs=("y",)), probes="values")
+    assert verdict.status == "crashed" and seen in verdict.to_json()["evidence"][0], verdict

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..declare.returned_values import UnusableResult
-from ..support.printable import from_here
+from ..support.printable import from_here, text_of
 
 INTERPRETERS = "InterpreterError"  # Triton's error that wraps whatever is raised inside a kernel
 _LIBRARIES = (
@@ -57,7 +57,7 @@ def to_data(error: BaseException) -> dict[str, object]:
     return {
         "name": type(error).__name__[:100],
         "base": base,
-        "text": str(error)[:_LONGEST],
+        "text": text_of(error)[:_LONGEST],
         "unusable": isinstance(error, UnusableResult),
         "file": origin.file,
         "line": origin.line,
@@ -71,8 +71,8 @@ def from_data(data: dict[str, Any]) -> Exception | SystemExit:
     if data["unusable"]:
         return UnusableResult(text)
     base = getattr(builtins, str(data["base"]), Exception)
-    if not isinstance(base, type) or not issubclass(base, Exception | SystemExit):
-        base = Exception
+    if not isinstance(base, type) or not issubclass(base, Exception | SystemExit) or issubclass(base, ExceptionGroup):
+        base = Exception  # a group cannot be made without its members
     origin = Origin(str(data["file"]), int(data["line"]), bool(data["lacking"]))
     kind: type[Exception] = type(name, (base,), {"__str__": lambda self: text, "origin": origin})
     return kind.__new__(kind)

@@ -30,7 +30,7 @@ from . import display
 from .verdict_output import VerdictOutput, verdict_output
 
 ELEMENTS_ON_A_GPU = 1 << 20
-WITHOUT = ("problem", "judge")  # reasons that say nothing about a candidate
+WITHOUT = ("problem", "judge", "reference_fault")  # reasons that say nothing about a candidate
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
             interrupted = True
         except NoJudge as error:
             failed = f"No judge could be started: {error}."
+        except BrokenPipeError:
+            left = count(len(submissions) - len(verdicts), "candidate")
+            failed = f"The reader of --json {json_to} has gone: {left} not judged."
     if failed and not verdicts:
         raise Failure(failed)
     cannot = [v for v in verdicts if v.status == REFUSED and v.reason in WITHOUT]

@@ -96,7 +96,7 @@ class VerdictFile(VerdictOutput):
 
 
 class Shown(VerdictOutput):
-    """An output whose first error is shown, so that it costs no verdict."""
+    """An output whose first error is shown, so that it costs no verdict. Raises BrokenPipeError without a reader."""
 
     def __init__(self, output: VerdictOutput, name: str, err: Console) -> None:
         self.output, self.kept, self.resumes, self.name, self.err = output, output.kept, output.resumes, name, err
@@ -114,6 +114,8 @@ class Shown(VerdictOutput):
     def _try(self, write: Callable[[], None]) -> None:
         try:
             write()
+        except BrokenPipeError:
+            raise
         except OSError as error:
             if not self.failed:
                 why = error.strerror or error

@@ -39,6 +39,7 @@ from ...judge.known_modules import KnownModules
 from ...judge.process_state import ProcessState
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
+from ...support.printable import text_of
 from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
@@ -150,7 +151,8 @@ def _import_error(error: BaseException) -> str:
 
 def _words(error: BaseException) -> str:
     """The class of an exception, and its text if there is one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _ending(error: BaseException) -> dict[str, str]:
