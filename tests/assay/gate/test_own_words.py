@@ -1,9 +1,12 @@
 """What a candidate says of its own run, dtypes of stages and output gradients, makes no wrong kernel right."""
 
 import pytest
+import torch
 
 from goldsmith import assay
 from goldsmith.assay import gate
+from goldsmith.assay.gate.tricks import reasons, source
+from goldsmith.assay.report.results import Finding
 
 
 def golden(x, w):
@@ -231,3 +234,30 @@ def test_whatever_a_candidate_raises_is_told_in_plain_words(error, seen):
     source = ODD.replace("ERROR", error)
     verdict = gate.judge(gate.Candidate("odd", source), gate.Problem(golden, rows, outputs=("y",)), probes="values")
     assert verdict.status == "crashed" and seen in verdict.to_json()["evidence"][0], verdict
+
+
+def test_a_result_whose_elements_share_memory_is_an_alias_unless_the_goldens_do():
+    expanded = gate.Candidate(
+        "expanded", "def candidate(x, w): return (x * 0 + 1).mean(0, keepdim=True).expand(x.shape)"
+    )
+    whole = gate.Problem(lambda x, w: torch.ones_like(x), rows, backward=None)
+    verdict = gate.judge(expanded, whole, probes="quick", seed=2)
+    assert (verdict.status, verdict.reason) == ("cheating", "aliased_output"), verdict.evidence
+    alike = gate.Problem(lambda x, w: torch.ones_like(x[:1]).expand(x.shape), rows, backward=None)
+    assert gate.judge(expanded, alike, probes="quick", seed=2).ok
+
+
+def test_a_backward_that_only_the_first_call_lacks_is_seen():
+    hidden = SOURCE.replace("FORWARD", "y = x * r * w").replace("BACKWARD", "gx = gx * 2")
+    text = f"calls = []\n{hidden.replace('return Norm', 'calls.append(1); y = Norm')}"
+    text += "    return y.detach() if len(calls) == 1 else y\n"
+    problem = gate.Problem(golden, rows, outputs=("y",), backward="present")
+    verdict = gate.judge(gate.Candidate("hidden", text), problem, probes="quick", seed=2)
+    assert (verdict.status, verdict.reason) == ("cheating", "call_count"), verdict.evidence
+
+
+@pytest.mark.parametrize("measured, trick", [(1.3, None), (1e5, "backward_shortcut")])
+def test_a_gradient_a_little_beyond_its_bound_in_one_layout_is_no_shortcut(measured, trick):
+    finding = Finding("CERTAIN", "layouts", "x.grad", None, measured, 1.0, "x.grad exceeds its bound", "rows")
+    named = reasons.trick_of([finding], reasons.Facts(source.read("def candidate(x): return x")))
+    assert (named and named[0]) == trick

@@ -107,6 +107,7 @@ FAULTS = [  # wrong, and no trick for sure
     ("settings", f"torch.manual_seed(0)\nreturn {R}"),
     ("settings", f"y = {R}\ntorch.autocast('cpu', torch.bfloat16).__enter__()\nreturn y"),
     ("settings", f"__import__('random').seed(1)\nreturn {R}"),
+    ("settings", f"y = {R}\nreturn y if y.requires_grad else y.requires_grad_()"),
     ("dtype", f"return ({R}).half()"),
 ]  # fmt: skip
 STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"

@@ -266,6 +266,12 @@ def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[
     return pairs
 
 
+def overlapping(tensors: Mapping[str, Tensor]) -> set[tuple[str, str]]:
+    """(name, name) of every tensor in which elements share memory with others, as after `expand`."""
+    strides = {n: zip(t.shape, t.stride(), strict=True) for n, t in tensors.items() if t.numel()}
+    return {(n, n) for n, axes in strides.items() if any(size > 1 and stride == 0 for size, stride in axes)}
+
+
 def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors share at least one byte."""
     if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():

@@ -129,10 +129,14 @@ def _calls(
         under = calls.under[number] if number < len(calls.under) else USUAL
         with _noted_threads(starts) if number == 0 else nullcontext():
             properties = {n: _properties(t) for n, t in placed.items()}
-            result = _called(bound, supply, USUAL if under == INFERENCE and (starts or threads) else under)
+            under = USUAL if under == INFERENCE and (starts or threads) else under
+            result = _called(bound, supply, under)
             notes = _changed_properties(properties, placed, target.mutates)
         run.names, named = _named(target, supply, result)
         labels = {n: _label(target, n) for n in named}
+        if under in (NO_GRAD, INFERENCE):
+            wanting = [n for n, t in named.items() if t.requires_grad]
+            notes += [f"{labels[n]} requires a gradient although gradients were off" for n in wanting]
         returned = _copies(target, named)
         results.outputs.append(_known(returned, latest.get(which)))
         latest[which] = results.outputs[-1]

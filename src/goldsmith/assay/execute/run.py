@@ -24,7 +24,7 @@ from . import kept_memory, plain_calls
 from .device_moves import moved
 from .interpreted_kernels import interpreted_kernels
 from .interpreter import watching
-from .memory import Arena, Poison, aliases, overlap
+from .memory import Arena, Poison, aliases, overlap, overlapping
 from .memory_marks import band_read, no_nan, poison_left
 from .records import CandidateRun, Material, RunSettings
 from .torch_state import SeededGenerator, restored_settings, threads_set
@@ -259,7 +259,7 @@ def _record_memory(
         arena.name({n: t for n, t in named.items() if t is not None})
     buffers = {n: b for n, b in arena.inputs.items() if n not in target.mutates}
     placed = {n: b.tensor for n, b in buffers.items()}
-    run.aliases = aliases(run.live_outputs, placed)
+    run.aliases = aliases(run.live_outputs, placed) | overlapping(run.live_outputs)
     if run.error is None:
         grads = {n: g for n, g in run.grads.items() if g is not None}
         shared = aliases(grads, _inputs_only(placed))

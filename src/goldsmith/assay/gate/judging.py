@@ -186,9 +186,8 @@ def _target(problem: Problem, process: CandidateProcess) -> Target:
     return problem.target(stand_in(functions.get("candidate"), "candidate"), process)
 
 
-def _judged_target(problem: Problem, options: GateOptions, seed: int, process: CandidateProcess) -> Target:
+def _judged_target(target: Target, problem: Problem, options: GateOptions, seed: int) -> Target:
     """The problem's target, without a backward if the candidate need not have one and has none."""
-    target = _target(problem, process)
     if problem.backward == "present" and not offers_backward(target, options.device, seed):
         return replace(target, backward=None)
     return target
@@ -223,7 +222,7 @@ def _explained(candidate: Candidate, problem: Problem, options: GateOptions, see
     process = _process(candidate, problem, limited, spent)
 
     def target(process: CandidateProcess) -> Target:
-        return _judged_target(problem, options, seed, process)
+        return _judged_target(_target(problem, process), problem, options, seed)
 
     return candidate_diagnosis.explained(process, target, options.device, seed)
 
@@ -233,7 +232,8 @@ def _examined(
     another: Callable[[], CandidateProcess],
 ) -> Verdict:  # fmt: skip
     """The verdict of the assay: on the declared cases, then on sizes that the problem does not declare."""
-    target = _judged_target(problem, options, seed, process)
+    whole = _target(problem, process)
+    target = _judged_target(whole, problem, options, seed)
     selected = catalogue.select(options.probes)
     for cases, probes in ((target.cases, selected), (undeclared(target.cases, seed), catalogue.select("quick"))):
         with remembering(problem.known):
@@ -254,6 +254,8 @@ def _examined(
         )
         if why:
             return Verdict(CHEATING, "plain_torch", evidence=[f"{why}, and the problem asks for a kernel"])
+    if target.backward is None and whole.backward is not None and offers_backward(whole, options.device, seed):
+        return Verdict(CHEATING, "call_count", evidence=["it has a backward now, and had none in its first call"])
     late = late_writes.evidence(process)
     return Verdict(CHEATING, "late_write", evidence=late[:_SENTENCES]) if late else Verdict(ACCEPTED)
 

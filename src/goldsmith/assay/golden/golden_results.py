@@ -19,7 +19,7 @@ from ..bounds import running_errors
 from ..bounds.bounded import Bounded, unit_roundoff, unproven
 from ..declare.axis_names import axis_names
 from ..declare.returned_values import name_gradients, names_of, only_tensors
-from ..execute.memory import aliases
+from ..execute.memory import aliases, overlapping
 from ..execute.records import CandidateRun, Material
 from ..execute.tracer import Tracer
 from ..noise import ensemble, exponent_rounding, jitter
@@ -207,12 +207,15 @@ class GoldenResults:
 
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
-        """Pairs of golden results, or result and input, that share memory: a candidate's may share it too."""
+        """Pairs of golden results, or result and input, that share memory: a candidate's may share it too.
+
+        A result that shares memory with itself is a pair of its name.
+        """
         self._count("plain")
         with golden_errors(), self_check.default_dtype(torch.float64):
             values = self.evaluate(self.leaves)
         results = {n: values[n] for n, _, _ in self.run.results() if n in values}
-        return aliases(results, {n: self.leaves[n] for n in self.material.inputs})
+        return aliases(results, {n: self.leaves[n] for n in self.material.inputs}) | overlapping(results)
 
     @cached_property
     def bounded(self) -> dict[str, Bounded]:

@@ -380,6 +380,7 @@ class Examination:
         shared = self._ref.shared if run.aliases and self._ref is not None else set()
         for name, other in sorted(run.aliases - shared):
             text = f"{name} shares memory with {other}: writing one changes the other"
+            text = f"elements of {name} share memory: writing one changes others" if name == other else text
             self.find(CERTAIN, "alias", name, text, trick="aliased_output", kind="aliased", values={"with": other})
 
 

@@ -17,6 +17,7 @@ from ...report.results import Finding
 from .source import SourceFacts
 
 _LOOSE = 1e-2
+_GROSS = 100.0  # times what a stable formula may err by
 _SMALL = 0.05  # relative error up to which a wrong result looks like lower precision or a dropped part
 _ORDER = (
     "lazy_output",
@@ -78,7 +79,7 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
     for trick in _ORDER:
         if trick in named:
             return trick, named[trick]
-    if wrong and all(f.probe == "layouts" and f.tensor.endswith(".grad") for f in wrong):
+    if wrong and all(f.probe == "layouts" and f.tensor.endswith(".grad") and _gross(f) for f in wrong):
         return "backward_shortcut", f"the backward is right for some output gradients only: {wrong[0].text}"
     overwritten = next((f.text for f in wrong if f.kind == "overwritten_result"), "")
     if overwritten and any(e[0] == "thread" for e in facts.seen):
@@ -86,6 +87,11 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
     if wrong and all(f.probe == "second_call" for f in wrong):
         return "cached_result", wrong[0].text
     return None
+
+
+def _gross(finding: Finding) -> bool:
+    """Whether no less stable formula errs like this."""
+    return finding.measured is None or not finding.limit or finding.measured > _GROSS * finding.limit
 
 
 def digits(findings: Sequence[Finding], facts: Facts) -> str:
