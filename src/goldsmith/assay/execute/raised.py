@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ _LIBRARIES = (
     *(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy", f"goldsmith{os.sep}assay")),
     f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
 )
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # of faulthandler
+_NOT_OWN = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")
 _LONGEST = 4000  # characters of a message that travels
 
 
@@ -38,6 +41,14 @@ def frame(error: BaseException) -> str:
     """The innermost frame of the user's own code, as "in f (file, line 3)", or ""."""
     own = _own_frames(error)
     return f"in {own[-1].name} ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def frame_of_report(report: str) -> str:
+    """The innermost frame of the user's own code in stacks that faulthandler wrote, or ""."""
+    for path, line, function in _FRAME.findall(report):
+        if not any(part in path for part in _NOT_OWN):
+            return f"in {function} ({path}, line {line})"
+    return ""
 
 
 def from_interpreter(error: BaseException) -> bool:

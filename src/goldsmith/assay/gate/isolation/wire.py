@@ -32,6 +32,10 @@ from .protocol import Malformed
 
 _FACTS = ("outputs", "saved", "grads", "mutates")
 _HERE = ("live_outputs", "live_grads", "error", "overruns", "interpreted", "between")  # not as they are, or not at all
+_TEXTS_OF_EVENTS = {
+    "frames": 1, "file": 2, "folder": 1, "import": 1, "process": 1, "thread": 0, "traced": 1, "patched": 1, "left": 1,
+}  # fmt: skip
+_LONGEST = 300  # characters of a text of an event
 _PHASES = ("forward", "backward")
 
 
@@ -80,6 +84,15 @@ def outputs_from_data(data: object, count: int) -> list[dict[str, Tensor]]:
     if not isinstance(data, list) or len(data) != count:
         raise Malformed("results of another number of calls")
     return [_tensors(outputs) for outputs in data]
+
+
+def events_from_data(seen: object) -> list[list[str]]:
+    """What a process has noted; Malformed for anything that `EventLog` does not note."""
+    for note in seen if isinstance(seen, list) else [()]:
+        texts = isinstance(note, list) and note and all(isinstance(text, str) for text in note)
+        if not texts or _TEXTS_OF_EVENTS.get(note[0], -1) != len(note) - 1:
+            raise Malformed("notes that nothing there makes")
+    return [[" ".join(text.split())[:_LONGEST] for text in note] for note in seen]  # type: ignore[attr-defined]
 
 
 def _target(target: Target) -> dict[str, object]:
@@ -210,7 +223,10 @@ def _plain(data: dict[str, Any]) -> PlainResults:
 
 
 def _graph(data: dict[str, Any]) -> OpenGraph:
-    return OpenGraph(_tensors(data["outputs"]), _tensors(data["grads"], optional=True), tuple(_names(data["sent"])))
+    outputs, sent = _tensors(data["outputs"]), tuple(_names(data["sent"]))
+    if not outputs.keys() >= set(sent):
+        raise Malformed("gradients for results that were not sent")
+    return OpenGraph(outputs, _tensors(data["grads"], optional=True), sent)
 
 
 def _overrun(data: dict[str, Any]) -> Overrun:
