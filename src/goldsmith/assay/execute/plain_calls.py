@@ -247,7 +247,7 @@ def _named(target: Target, supply: Mapping[str, object], result: object) -> tupl
 
 def _properties(tensor: Tensor) -> dict[str, object]:
     """What a tensor holds besides its numbers."""
-    known = {"grad": tensor.grad, "grad_fn": tensor.grad_fn, "_version": tensor._version}
+    known: dict[str, object] = {"grad": tensor.grad, "grad_fn": tensor.grad_fn, "_version": tensor._version}
     known |= {"list of attributes": list(vars(tensor)), "list of hooks": list(tensor._backward_hooks or ())}
     return {"requires_grad": tensor.requires_grad, **known, "shape": tensor.shape, "stride": tensor.stride()}
 
