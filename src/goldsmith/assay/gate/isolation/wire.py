@@ -86,13 +86,16 @@ def outputs_from_data(data: object, count: int) -> list[dict[str, Tensor]]:
     return [_tensors(outputs) for outputs in data]
 
 
-def events_from_data(seen: object) -> list[list[str]]:
+def events_from_data(seen: Any) -> list[list[str]]:
     """What a process has noted; Malformed for anything that `EventLog` does not note."""
-    for note in seen if isinstance(seen, list) else [()]:
-        texts = isinstance(note, list) and note and all(isinstance(text, str) for text in note)
-        if not texts or _TEXTS_OF_EVENTS.get(note[0], -1) != len(note) - 1:
-            raise Malformed("notes that nothing there makes")
-    return [[" ".join(text.split())[:_LONGEST] for text in note] for note in seen]  # type: ignore[attr-defined]
+    if not isinstance(seen, list) or not all(map(_is_event, seen)):
+        raise Malformed("notes that nothing there makes")
+    return [[" ".join(text.split())[:_LONGEST] for text in note] for note in seen]
+
+
+def _is_event(note: Any) -> bool:
+    texts = isinstance(note, list) and note and all(isinstance(text, str) for text in note)
+    return bool(texts) and _TEXTS_OF_EVENTS.get(note[0], -1) == len(note) - 1
 
 
 def _target(target: Target) -> dict[str, object]:
