@@ -222,8 +222,8 @@ def _judge_open(
     usual = {which: graph for (which, power), graph in zip(graphs.graphs, plain.open, strict=True) if not power}
     turns = ", ".join(str(number + 1) for number in graphs.order)
     scaled, together = "output gradients times 2^{}", f"several graphs, backwards in the order {turns}"
-    opened = zip(graphs.graphs, plain.open, strict=True)
-    rows = [(which, power, graph, scaled.format(power) if power else together) for (which, power), graph in opened]
+    open_rows = zip(graphs.graphs, plain.open, strict=True)
+    rows = [(which, power, graph, scaled.format(power) if power else together) for (which, power), graph in open_rows]
     if plain.rewritten is not None:
         rows.append((0, 0, plain.rewritten, "results changed in place before the backward"))
     for which, power, graph, label in rows:

@@ -137,11 +137,11 @@ def verdict_output(
             output = VerdictFile(Path(to), pairs, options, resume=resume)
     except OSError as error:
         raise Failure(f"--json {to} cannot be read: {error.strerror or error}.") from error
-    shown = Shown(output, to or "", err)
+    lenient = Shown(output, to or "", err)
     try:
-        yield shown
+        yield lenient
     finally:
-        shown.close()
+        lenient.close()
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:

@@ -267,10 +267,10 @@ class CandidateProcess:
     def _take(self, reply: dict[str, object]) -> None:
         """Keeps what was noted, and raises where the reply is that it cannot go on."""
         try:
-            noted = events_from_data(reply.get("seen", []))
+            notes = events_from_data(reply.get("seen", []))
         except Malformed as error:
             self._end(CHEATING, f"its process sent {error}")
-        self.seen += [[*map(self._without_home, note)] for note in noted[: _MOST_EVENTS - len(self.seen)]]
+        self.seen += [[*map(self._without_home, note)] for note in notes[: _MOST_EVENTS - len(self.seen)]]
         if "problem" in reply:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
