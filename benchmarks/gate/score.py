@@ -42,6 +42,7 @@ from goldsmith.assay.gate import (
     judge,
     load_problem,
 )  # fmt: skip
+from goldsmith.core.json_values import JsonRows
 
 from . import naive, specimens
 from .specimens import CHEATS, PROBLEMS, RIGHT, Specimen
@@ -199,9 +200,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
     torch.set_num_threads(1)
-    out = Path(arguments.out)
-    finished = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    known = {row["name"] for row in finished}
+    finished = JsonRows(Path(arguments.out))
+    known = {row["name"] for row in finished.rows}
     every = specimens.specimens(CHEATS) + specimens.specimens(RIGHT)
     asked = [s for s in every if not arguments.names or {s.name, s.path.parent.name} & set(arguments.names)]
     chosen = [s for s in asked if not s.missing(arguments.device)]
@@ -211,16 +211,12 @@ def main(argv: list[str] | None = None) -> int:
     by_name = {specimen.name: specimen for specimen in chosen}
     console = Console(stderr=True)
     open_ones = [specimen for specimen in chosen if specimen.name not in known]
-    with out.open("a") as file:
-        for row in track(
-            rows(open_ones, arguments.jobs, arguments.device), "judging", total=len(open_ones), console=console
-        ):
-            alone = arguments.gate_alone or arguments.device != "cpu"
-            beside = {} if alone else checks(by_name[str(row["name"])])
-            finished.append({**row, **beside})
-            file.write(json.dumps(finished[-1]) + "\n")
-            file.flush()
-    shown = [row for row in finished if row["name"] in by_name]
+    for row in track(
+        rows(open_ones, arguments.jobs, arguments.device), "judging", total=len(open_ones), console=console
+    ):
+        alone = arguments.gate_alone or arguments.device != "cpu"
+        finished.add({**row, **({} if alone else checks(by_name[str(row["name"])]))})
+    shown = [row for row in finished.rows if row["name"] in by_name]
     for row in shown:
         if (row["status"] == "accepted") != bool(row["right"]):
             print(f"{row['name']}: {row['status']} {row['reason']}, expected {row['expected'][0]}")

@@ -20,9 +20,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from goldsmith.core.json_values import JsonRows
 
 from . import catalogue
 from .catalogue import HERE, ROOT, Fault, Host
@@ -107,32 +109,17 @@ def _hashed(files: list[Path], words: str = "") -> str:
     return digest.hexdigest()[:12]
 
 
-@dataclass
-class KeptRows:
-    """The rows of a JSON-lines file, without a last line that an abrupt end cut off."""
+class KeptRows(JsonRows):
+    """Rows of jobs, which several threads may add."""
 
-    path: Path
-    rows: list[dict] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path)
         self._lock = threading.Lock()
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return
-        whole = []
-        for line in self.path.read_text(encoding="utf-8").split("\n"):
-            try:
-                self.rows.append(json.loads(line))
-            except ValueError:
-                continue
-            whole.append(line)
-        self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
 
-    def add(self, row: dict) -> None:
+    def add(self, row: dict[str, Any]) -> None:
         with self._lock:
-            self.rows.append(row)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            super().add(row)
 
     def of(self, job: dict[str, Any]) -> list[dict]:
         """The job's rows; rows from before a change of its host or fault are ignored."""

@@ -1,4 +1,6 @@
-"""Plain calls find what is right only where each backward follows its forward, or where two inputs are two tensors."""
+"""Plain calls find what is right only where backwards follow their forwards, and what else callers do with tensors."""
+
+import weakref
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ class _Softmax(torch.autograd.Function):
         if way in ("stack", "queue") and ctx.needs_input_grad[0]:
             KEPT.append(p)
             del KEPT[:-9]
-        return p.clone()
+        return p if way == "result" else p.clone()
 
     @staticmethod
     def backward(ctx, g):
@@ -43,12 +45,13 @@ def checked(candidate, golden, cases, **more):
     return assay.check(assay.Target(candidate, golden, cases=cases, **more), probes="calls", raises=False)
 
 
-@pytest.mark.parametrize("way", ["stack", "queue", "large", "small", ""])
+@pytest.mark.parametrize("way", ["stack", "queue", "large", "small", "result", ""])
 def test_gradients_are_right_in_every_order_and_for_output_gradients_of_every_size(way):
     KEPT.clear()
     report = checked(lambda x: _Softmax.apply(x, way), softmax, rows)
     assert report.ok == (not way), report
-    word = {"large": "times 2^16", "small": "times 2^-16"}.get(way, "in the order")
+    words = {"large": "times 2^16", "small": "times 2^-16", "result": "changed in place before the backward"}
+    word = words.get(way, "in the order")
     assert all(f.probe == "calls" for f in report.findings) and (not way or word in str(report)), report
 
 
@@ -74,6 +77,25 @@ def test_a_function_that_refuses_gradients_of_given_inputs_is_called_by_backward
 
     report = checked(candidate, lambda x: torch.softmax(x.square(), -1) * 2, rows)
     assert report.ok, report
+
+
+BUFFERS, BUSY = [], []
+
+
+def _pooled(x):
+    """softmax in a buffer of a pool, which takes it back when the tensor that it returned has died."""
+    for row in [row for row in BUSY if row[0]() is None]:
+        BUSY.remove(row)
+        BUFFERS.append(row[1])
+    buffer = BUFFERS.pop() if BUFFERS else torch.empty(x.shape)
+    result = torch.softmax(x, -1, out=buffer).detach()
+    BUSY.append((weakref.ref(result), buffer))
+    return result
+
+
+def test_a_result_lives_as_long_as_a_view_of_it():
+    report = checked(_pooled, softmax, rows, backward=None)
+    assert "changed after the call had returned" in str(report), report
 
 
 def test_inputs_with_gaps_are_compared_like_others():

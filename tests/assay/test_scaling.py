@@ -316,3 +316,41 @@ def test_a_gradient_that_a_masked_number_reaches_is_no_accident_of_nan():
 
     leaky = assay.Target(Leaky.apply, lambda q, k, v: torch.softmax(masked(q, k), -1) @ v, cases=heads)
     assert not assay.check(leaky, heads[0], probes=("scaling", "ensemble"), raises=False).ok
+
+
+class StoredLogarithm(torch.autograd.Function):
+    """log(sum(exp(x))) whose backward reads the stored result, which is rounded at the size of x."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        y = torch.logsumexp(x, -1)
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, y = ctx.saved_tensors
+        return torch.exp(x - y[:, None]) * dy[:, None] * ctx.factor, None
+
+
+@assay.case(gap=[2**-9])
+def close_maxima(make, gap):
+    """Times 2^12 their probabilities are 1 - e^-8 and e^-8, and the stored result is the maximum."""
+    return {"x": torch.tensor([[2.0, 2.0 - gap, 1.0, 0.5]])}
+
+
+def two_passes(x):
+    top = x.amax(-1, keepdim=True)
+    return (top + torch.log(torch.exp(x - top).sum(-1, keepdim=True)))[:, 0]
+
+
+@pytest.mark.parametrize("factor, ok", [(1.0, True), (1 + 2**-8, False)])
+def test_an_exponential_of_a_difference_may_round_at_the_size_of_its_numbers(factor, ok):
+    def candidate(x):
+        return StoredLogarithm.apply(x, factor if float(x.abs().max()) > 100 else 1.0)
+
+    report = assay.check(
+        assay.Target(candidate, two_passes, cases=close_maxima), probes=("values", "scaling"), raises=False
+    )
+    assert report.ok == ok, texts(report)

@@ -18,7 +18,7 @@ import goldsmith
 from goldsmith.assay.gate import verdict_page
 from goldsmith.assay.gate.verdict import Verdict
 from goldsmith.cli import app
-from goldsmith.cli.gate import display
+from goldsmith.cli.gate import display, verdict_output
 from goldsmith.cli.terminal import console
 
 pytestmark = pytest.mark.sweep(2)
@@ -102,6 +102,16 @@ def test_json_alone_is_on_stdout_and_all_accepted_is_status_0(folder):
     assert "1 of 1 candidate accepted" in words(result.stderr)
 
 
+def test_a_reader_that_has_gone_is_a_sentence_and_status_2(folder, monkeypatch):
+    def closed(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(verdict_output, "write_stdout", closed)
+    (folder / "made/broken.py").write_text("def candidate(")
+    result = gate("made/broken.py", "made/broken.py", "--problem", "softmax.py", "--json", "-", "--jobs", 1)
+    assert result.exit_code == 2 and "The reader of --json - has gone: 1 candidate not judged." in words(result.stderr)
+
+
 def test_a_file_may_hold_both_golden_and_candidate(folder):
     (folder / "both.py").write_text(PROBLEM + RIGHT)
     assert gate("both.py", "--probes", "quick").exit_code == 0
@@ -134,12 +144,14 @@ def test_candidates_name_their_problem_in_a_folder(folder):
         (["no.jsonl", "--problem", "softmax.py"], "no.jsonl: the file holds no candidates"),
         (["pipe.py", "--problem", "softmax.py"], "pipe.py: no ordinary file"),
         (["made/right.py", "--problem", "folder"], "folder: the folder holds no problems"),
+        (["made/right.py", "--problem", "raises.py"], "raises.py: the golden raised RuntimeError"),
         (["made/right.py", "--problem", "binary.py"], "binary.py does not parse: source code string cannot"),
     ],
 )
 def test_what_cannot_run_is_one_paragraph_and_status_2(folder, arguments, text):
     (folder / "empty.py").write_text("def golden(x):\n    return x\n\ncases = []\n")
     (folder / "no.jsonl").touch()
+    (folder / "raises.py").write_text(PROBLEM.replace("return torch.softmax", "raise RuntimeError; torch.softmax"))
     (folder / "folder").mkdir()
     (folder / "binary.py").write_bytes(b"\xff\0")
     os.mkfifo(folder / "pipe.py")

@@ -86,13 +86,15 @@ def test_paths_without_candidates_are_named(tmp_path):
         ("```python\nx = 1\n```\nand\n```py\nx = 2\n```", ("x = 2\n", "python")),
         ("text\n````cuda\n// ```\n__global__\n````", ("// ```\n__global__\n", "cuda")),
         ("cut off\n```python\nx = 3", ("x = 3", "python")),
+        ("```python\nx = 5\n```\nRun it:\n```bash\npython x.py\n```", ("x = 5\n", "python")),
+        ("```text\nx = 6\n```", ("x = 6\n", "python")),
         ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "```c++\nf\n```"}], ("f\n", "cpp")),
         ({"content": [{"type": "text", "text": "y"}, {"type": "text", "text": " = 4"}]}, ("y = 4", "python")),
         (None, ("", "python")),
         ([], ("", "python")),
     ],
 )
-def test_the_source_of_a_completion_is_its_last_block(completion, wanted):
+def test_the_source_of_a_completion_is_its_last_block_of_code(completion, wanted):
     assert completions.source(completion) == wanted
 
 

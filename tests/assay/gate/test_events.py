@@ -1,4 +1,4 @@
-"""What counts as a candidate's work with files, and what a compiler writes for it."""
+"""What counts as a candidate's work with files, what a compiler writes for it, and how functions are looked at."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 SCRIPT = """
 import json, os, sys
 from goldsmith.assay.gate.isolation.events import EventLog
-from goldsmith.assay.support.known_functions import KnownFunctions
+from goldsmith.assay.judge.known_functions import KnownFunctions
 from goldsmith.assay.judge.known_modules import KnownModules
 
 writes = "import os\\ndef write(path):\\n"
@@ -23,6 +23,9 @@ for folder, writer, path in json.loads(sys.argv[1]):
     with log.listening():
         own["candidate"](library["write"], path)
     print(json.dumps(log.report()))
+asked = []
+sys.addaudithook(lambda event, arguments: asked.append(event))
+print(len(known[0].replaced()), len(asked))
 """
 WRITERS = [
     ("/x/site-packages/triton/runtime/cache.py", "cache/kernel.json", False),
@@ -45,5 +48,9 @@ def test_a_compiler_may_write_files_of_its_own(tmp_path):
         asked.append((str(folder), writer, path))
     command = [sys.executable, "-c", SCRIPT, json.dumps(asked)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = [[kind for kind, *_ in json.loads(line)] for line in ran.stdout.splitlines()]
+    *reports, compared = ran.stdout.splitlines()
+    found = [[kind for kind, *_ in json.loads(line)] for line in reports]
     assert found == [["file"] if noted else [] for *_, noted in WRITERS]
+    # a function that is asked for its code calls the hook: 8,000 times a look, and a candidate gets ten looks
+    replaced, events = map(int, compared.split())
+    assert replaced == 0 and events < 100

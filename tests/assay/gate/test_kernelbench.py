@@ -85,6 +85,23 @@ def test_a_candidate_gets_the_weights_of_the_case(linear, tmp_path, monkeypatch,
     assert verdict_in_process(linear, source, tmp_path, monkeypatch) == verdict
 
 
+STATISTICS = LINEAR.replace("LayerNorm(6)", "BatchNorm1d(6)").replace(
+    "self.scale = scale", "self.scale = scale; self.eval()"
+)
+
+
+def test_statistics_that_no_call_updates_are_not_left_at_0_and_1(tmp_path, monkeypatch):
+    problem = load_problem(written(tmp_path, STATISTICS))
+    drawn = problem.declared.case("normal").build()
+    assert (drawn["norm_running_var"] > 0).all() and (drawn["norm_running_mean"] != 0).all()
+    without = "self.linear(x) * self.norm.weight * (1 + self.norm.eps) ** -0.5 + self.norm.bias"
+    for code, verdict in (("self.norm(self.linear(x))", "pass"), (f"({without})", "fail")):
+        source = STATISTICS.replace("class Model(", "class ModelNew(").replace("self.norm(self.linear(x))", code)
+        assert verdict_in_process(problem, source, tmp_path, monkeypatch) == verdict
+    updated = load_problem(written(tmp_path, STATISTICS.replace("; self.eval()", ""), "updated.py"))
+    assert "norm_running_mean" not in updated.declared.case("normal").build()
+
+
 def test_inputs_that_need_their_own_values_are_kept(tmp_path):
     path = written(tmp_path, LINEAR.replace("torch.relu(", "torch.relu(torch.log(x).sum() + "))
     assert (load_problem(path).declared.case("normal").build()["x"] >= 0).all()

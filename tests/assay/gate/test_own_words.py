@@ -212,6 +212,30 @@ def test_a_wrong_backward_is_no_lowered_precision_of_a_right_output():
     assert (verdict.status, verdict.reason) == ("wrong", "values"), verdict.evidence
 
 
+ODD = """
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError
+
+def candidate(x, w):
+    raise ERROR
+"""
+
+
+@pytest.mark.parametrize(
+    "error, seen",
+    [
+        ("ExceptionGroup('two', [ValueError()])", "ExceptionGroup: two"),
+        ("Mute()", "Mute: its text cannot be made: KeyError"),
+        ("ValueError('half \\ud800')", "ValueError: half ?"),
+    ],
+)
+def test_whatever_a_candidate_raises_is_told_in_plain_words(error, seen):
+    source = ODD.replace("ERROR", error)
+    verdict = gate.judge(gate.Candidate("odd", source), gate.Problem(golden, rows, outputs=("y",)), probes="values")
+    assert verdict.status == "crashed" and seen in verdict.to_json()["evidence"][0], verdict
+
+
 def test_a_result_whose_elements_share_memory_is_an_alias_unless_the_goldens_do():
     expanded = gate.Candidate(
         "expanded", "def candidate(x, w): return (x * 0 + 1).mean(0, keepdim=True).expand(x.shape)"
@@ -237,3 +261,43 @@ def test_a_gradient_a_little_beyond_its_bound_in_one_layout_is_no_shortcut(measu
     finding = Finding("CERTAIN", "layouts", "x.grad", None, measured, 1.0, "x.grad exceeds its bound", "rows")
     named = reasons.trick_of([finding], reasons.Facts(source.read("def candidate(x): return x")))
     assert (named and named[0]) == trick
+
+
+FORGED = """
+import sys
+child = sys.modules["goldsmith.assay.gate.isolation.child"]
+events = sys.modules["goldsmith.assay.gate.isolation.events"]
+plain = child.results_to_data
+
+def candidate(x, w):
+    return x * w
+
+def forged(run):
+    data = plain(run)
+    CHANGE
+    return data
+
+PATCH
+"""
+FORGERIES = [
+    ("", "child.parameters_of = lambda parts: {'candidate': [('x', 'NO_KIND', False)]}"),
+    ("", "child.parameters_of = lambda parts: {'candidate': 7}"),
+    ("", "events.EventLog.report = lambda self: [['left']]"),
+    ("", "events.EventLog.report = lambda self: [['patched', 7]]"),
+    ("", "events.EventLog.report = lambda self: 7"),
+    ("data['earlier']['nope'] = run.outputs['y']", "child.results_to_data = forged"),
+    (
+        "data['plain'] and [g.update(sent=['nope']) for g in data['plain']['open']]",
+        "child.results_to_data = forged",
+    ),
+    ("data['stages']['s'] = run.outputs['y'][:1, :1].expand(1 << 17, 1 << 17)", "child.results_to_data = forged"),
+]
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("change, patch", FORGERIES)
+def test_a_forged_reply_is_a_verdict_about_its_candidate(change, patch):
+    source = FORGED.replace("CHANGE", change or "pass").replace("PATCH", patch)
+    problem = gate.Problem(lambda x, w: x * w, rows, outputs=("y",))
+    verdict = gate.judge(gate.Candidate("forged", source), problem, seed=2)
+    assert verdict.status in ("cheating", "crashed"), verdict

@@ -1,20 +1,27 @@
 """Settings that a call leaves changed are seen, whatever the call: the process and the inputs stay as they were."""
 
 import atexit
+import copyreg
 import ctypes
+import decimal
 import gc
 import json
+import locale
 import logging
 import os
 import random
+import resource
 import signal
+import socket
 import sys
 import threading
+import warnings
 
 import numpy
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.serialization import LoadEndianness
 
 from assay.gate.problems import candidate, problem
 from goldsmith.assay import gate
@@ -45,6 +52,22 @@ CHANGES = [
     ("the timer ITIMER_REAL", lambda: signal.alarm(30)),
     ("the file descriptor 1", lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1)),
     ("the list of functions that Python calls at its end", lambda: atexit.register(print)),
+    ("the list of filters of warnings", lambda: warnings.filterwarnings("ignore", str(len(warnings.filters)))),
+    ("the list of folders of sys.path", lambda: sys.path.insert(0, f"/{len(sys.path)}")),
+    ("copyreg's table", lambda: copyreg.pickle(type("Kind", (), {}), print)),
+    ("Python's time between switches", lambda: sys.setswitchinterval(1.0)),
+    ("Python's limit on digits", lambda: sys.set_int_max_str_digits(640)),
+    ("the limit RLIMIT_NOFILE", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))),
+    ("the priority of the process", lambda: os.setpriority(os.PRIO_PROCESS, 0, 19)),
+    ("the stack size of new threads", lambda: threading.stack_size(1 << 20)),
+    ("the locale", lambda: locale.setlocale(locale.LC_CTYPE, "C")),
+    ("the time after which sockets", lambda: socket.setdefaulttimeout(0.001)),
+    ("the context of decimal numbers", lambda: setattr(decimal.getcontext(), "prec", 3)),
+    ("torch's flag multithreading_enabled", lambda: torch.autograd.set_multithreading_enabled(False)),
+    ("torch's flag autocast_cache_enabled", lambda: torch.set_autocast_cache_enabled(False)),
+    ("torch's dtype of autocast on cpu", lambda: torch.set_autocast_dtype("cpu", torch.float16)),
+    ("torch.__future__._overwrite", lambda: torch.__future__.set_overwrite_module_params_on_conversion(True)),
+    ("torch's order of bytes", lambda: torch.serialization.set_default_load_endianness(LoadEndianness.BIG)),
     ("threading's trace function", lambda: threading.settrace(lambda *a: None)),
     ("the level below which nothing is logged", lambda: logging.disable(50)),
     ("torch's flag flash_sdp_enabled", lambda: torch.backends.cuda.enable_flash_sdp(False)),
@@ -107,6 +130,11 @@ LEFT = {
         "if not torch.is_inference_mode_enabled(): w.requires_grad_()",
         "input w has another requires_grad",
     ),
+    "an attribute of an input": ("x.mark = 1", "the input x has another list of attributes"),
+    "a hook of an input": (
+        "x.register_hook(lambda grad: grad) if x.requires_grad else 0",
+        "the input x has another list of hooks",
+    ),
     "the version of an input": (
         "x.mul_(1) if x.is_leaf and not x.requires_grad else 0",
         "the input x has another _version",
@@ -123,10 +151,10 @@ def test_a_call_that_leaves_a_setting_changed_is_wrong(body, sentence):
     assert sentence in verdict.evidence[0]
 
 
-def test_a_source_may_change_settings_when_it_is_imported():
-    verdict = gate.judge(
-        candidate(RETURN, head="import os, gc\nos.environ['A'] = '1'\ngc.disable()"), problem(), seed=1
-    )
+def test_a_source_may_change_settings_when_it_is_imported_and_a_library_when_a_call_imports_it():
+    head = "import os, gc\nos.environ['A'] = '1'\ngc.disable()"
+    with_library = f"from torch.utils.checkpoint import checkpoint\ntorch.vmap(torch.sin)(x)\n{RETURN}"
+    verdict = gate.judge(candidate(with_library, head=head), problem(), seed=1)
     assert verdict.ok, verdict
 
 

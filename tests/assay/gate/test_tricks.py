@@ -167,8 +167,7 @@ def test_a_kernel_that_is_right_only_as_a_check_calls_it_is_wrong(reason, body):
 
 @pytest.mark.parametrize("body", RIGHT)
 def test_a_right_kernel_that_looks_odd_is_accepted(body):
-    # with a seed, because the assay refuses exp(x - logsumexp(x)) for about 3 draws of 200 (probe scaling)
-    verdict = gate.judge(candidate(body, head=HEAD), problem(), seed=1)
+    verdict = gate.judge(candidate(body, head=HEAD), problem())
     assert verdict.ok, verdict.evidence
 
 

@@ -128,17 +128,9 @@ class Arena:
         self.inputs: dict[str, Buffer] = {}
 
     def allocate(
-        self,
-        shape: Sequence[int],
-        stride: Sequence[int],
-        dtype: torch.dtype,
-        device: torch.device,
-        label: str,
-        shift: int = 0,
-        *,
-        at_storage_start: bool = False,
-        for_input: bool = False,
-    ) -> Buffer:
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, label: str,
+        shift: int = 0, *, at_storage_start: bool = False, for_input: bool = False,
+    ) -> Buffer:  # fmt: skip
         """A new buffer between guard bands, whose first element lies `shift` elements after an aligned address.
 
         at_storage_start: storage_offset is 0, as for `torch.empty`; `as_strided` cannot reach the band before the body.

@@ -64,6 +64,7 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
             _calls(materials, calls, placed, run, results, live)
             if calls.open is not None:
                 _open_graphs(materials, calls.open, results)
+                _rewritten_results(material, results)
             if calls.shared:
                 _one_tensor_for_two(material, calls.shared, results)
         except (Exception, SystemExit) as error:
@@ -142,7 +143,8 @@ def _calls(
         size += sum(t.numel() * t.element_size() for t in named.values())
         if number < _WATCHED or number < _THREAD_WATCH and running_threads() > threads:
             watched = [(n, t) for n, t in named.items() if not any(overlap(t, p) for p in placed.values())]
-            live += [(number, labels[n], t) for n, t in watched]  # calls write into the inputs themselves
+            # a caller may keep a tensor itself or a view of it, after which only the memory lives on
+            live += [(number, labels[n], t.detach() if number % 2 else t) for n, t in watched]
         if backward is not None:
             sent, grads = _backward(material, target, supply, placed, named, wanted)
             if sent:
@@ -176,6 +178,26 @@ def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: P
         result.sent, result.grads = _backward(
             graph.material, target, graph.supply, graph.placed, graph.named, graph.wanted, power
         )
+
+
+def _rewritten_results(material: Material, results: PlainResults) -> None:
+    """Adds the gradients where the caller writes to the results before the backward, unless torch refuses that."""
+    target = material.target
+    if target.backward != "auto":
+        return
+    graph = _Graph(material)
+    outputs = _copies(target, graph.named)
+    try:
+        with torch.no_grad():
+            for tensor in graph.named.values():
+                if tensor.requires_grad:
+                    tensor.add_(1)
+        sent, grads = _backward(material, target, graph.supply, graph.placed, graph.named, graph.wanted)
+    except RuntimeError as error:
+        if memory_errors.of_a_gpu(error):
+            raise
+        return  # as where the backward reads a result that is saved, and has another version now
+    results.rewritten = OpenGraph(outputs, grads, sent)
 
 
 class _Graph:
@@ -225,7 +247,8 @@ def _named(target: Target, supply: Mapping[str, object], result: object) -> tupl
 
 def _properties(tensor: Tensor) -> dict[str, object]:
     """What a tensor holds besides its numbers."""
-    known = {"grad": tensor.grad, "grad_fn": tensor.grad_fn, "_version": tensor._version}
+    known: dict[str, object] = {"grad": tensor.grad, "grad_fn": tensor.grad_fn, "_version": tensor._version}
+    known |= {"list of attributes": list(vars(tensor)), "list of hooks": list(tensor._backward_hooks or ())}
     return {"requires_grad": tensor.requires_grad, **known, "shape": tensor.shape, "stride": tensor.stride()}
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
 from ..declare.returned_values import UnusableResult
-from ..support.printable import from_here
+from ..support.printable import from_here, text_of
 
 INTERPRETERS = "InterpreterError"  # Triton's error that wraps whatever is raised inside a kernel
 _LIBRARIES = (
     *(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy", f"goldsmith{os.sep}assay")),
     f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
 )
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # of faulthandler
+_NOT_OWN = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")
 _LONGEST = 4000  # characters of a message that travels
 
 
@@ -40,6 +43,14 @@ def frame(error: BaseException) -> str:
     return f"in {own[-1].name} ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
+def frame_of_report(report: str) -> str:
+    """The innermost frame of the user's own code in stacks that faulthandler wrote, or ""."""
+    for path, line, function in _FRAME.findall(report):
+        if not any(part in path for part in _NOT_OWN):
+            return f"in {function} ({os.path.basename(path)}, line {line})"
+    return ""
+
+
 def from_interpreter(error: BaseException) -> bool:
     """Whether an exception means that Triton's interpreter lacks something, not that the kernel is wrong.
 
@@ -57,7 +68,7 @@ def to_data(error: BaseException) -> dict[str, object]:
     return {
         "name": type(error).__name__[:100],
         "base": base,
-        "text": str(error)[:_LONGEST],
+        "text": text_of(error)[:_LONGEST],
         "unusable": isinstance(error, UnusableResult),
         "file": origin.file,
         "line": origin.line,
@@ -71,8 +82,8 @@ def from_data(data: dict[str, Any]) -> Exception | SystemExit:
     if data["unusable"]:
         return UnusableResult(text)
     base = getattr(builtins, str(data["base"]), Exception)
-    if not isinstance(base, type) or not issubclass(base, Exception | SystemExit):
-        base = Exception
+    if not isinstance(base, type) or not issubclass(base, Exception | SystemExit) or issubclass(base, ExceptionGroup):
+        base = Exception  # a group cannot be made without its members
     origin = Origin(str(data["file"]), int(data["line"]), bool(data["lacking"]))
     kind: type[Exception] = type(name, (base,), {"__str__": lambda self: text, "origin": origin})
     return kind.__new__(kind)

@@ -98,6 +98,7 @@ class PlainResults:
     late     (call, result) whose memory changed after the call
     threads  left running
     open     of the open graphs, in the order of their forwards
+    rewritten  of a graph whose results were written to before its backward; None where torch refuses that
     shared   results for two inputs that are equal tensors, and for one tensor as both
     watched  tensors to look at again later; they stay in the process of the calls
     """
@@ -109,13 +110,14 @@ class PlainResults:
     late: list[tuple[int, str]] = field(default_factory=list)
     threads: int = 0
     open: list[OpenGraph] = field(default_factory=list)
+    rewritten: OpenGraph | None = None
     shared: list[dict[str, Tensor]] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
 
     @property
     def calls(self) -> int:
-        """How often the candidate was called; open graphs have one more call, without gradients."""
-        return len(self.outputs) + len(self.open) + bool(self.open) + len(self.shared)
+        """How often the candidate was called; open graphs have two more calls."""
+        return len(self.outputs) + len(self.open) + 2 * bool(self.open) + len(self.shared)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -84,19 +84,26 @@ def _shown(value: object) -> str:
 
 
 @contextmanager
-def neutral_state() -> Iterator[None]:
+def neutral_state(*, quiet: bool = True) -> Iterator[None]:
     """Context that enables gradients in every mode of the caller, and restores the caller's random state.
 
-    Inside, warnings of Triton's interpreter are hidden. A check would show thousands: for each NaN and Inf that the
-    probes feed to a kernel, and for the interpreter's own conversions of one-element arrays.
+    quiet: inside, warnings of Triton's interpreter are hidden, and filters of warnings are restored afterwards.
     """
     state = torch.random.get_rng_state()
     try:
-        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=_INTERPRETER)
+        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings() if quiet else nullcontext():
+            if quiet:
+                hide_interpreter_warnings()
             yield
     finally:
         torch.random.set_rng_state(state)
+
+
+def hide_interpreter_warnings() -> None:
+    """A check would show thousands: for each NaN and Inf that the probes feed to a kernel, and for the interpreter's
+    own conversions of one-element arrays.
+    """
+    warnings.filterwarnings("ignore", module=_INTERPRETER)
 
 
 @contextmanager

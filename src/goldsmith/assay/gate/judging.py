@@ -183,7 +183,11 @@ def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent
 def _target(problem: Problem, process: CandidateProcess) -> Target:
     """The problem's target, whose candidate is imported in that process."""
     functions = process.load()
-    return problem.target(stand_in(functions.get("candidate"), "candidate"), process)
+    try:
+        function = stand_in(functions.get("candidate"), "candidate")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CandidateEnded(CRASHED, f"its process sent parameters of no function ({error})") from error
+    return problem.target(function, process)
 
 
 def _judged_target(target: Target, problem: Problem, options: GateOptions, seed: int) -> Target:

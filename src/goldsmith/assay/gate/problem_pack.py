@@ -22,21 +22,26 @@ def packed(problem: ProblemSource) -> dict[str, object]:
     path, wanted = split(problem.where)
     path, options = path.resolve(), dict(problem.to_json()["options"])
     name = path.name
-    files: dict[str, bytes] = {}
     if known_format(problem.where) == "flashinfer":
         root = flashinfer.root_of(path)
-        workloads = Path(options["workloads"]) if options.get("workloads") else None
-        for file in _data_set(path, workloads):
-            files[_below(file, root)] = _read(file)
         name = _below(path, root)
-        if workloads is not None:
-            options["workloads"] = _below(workloads.resolve(), root)
-    else:
-        for file in sorted(path.parent.glob("*.py")):  # a problem may import its neighbours
-            files[file.name] = _read(file)
+        if options.get("workloads"):
+            options["workloads"] = _below(Path(options["workloads"]).resolve(), root)
+    files = {key: _read(file) for key, file in files_of(problem)}
     if sum(map(len, files.values())) > MOST_BYTES:
         raise BadProblem(f"{path.name}: the problem's files are too large to send to other machines")
     return {"files": files, "where": f"{name}:{wanted}" if wanted else name, "options": options}
+
+
+def files_of(problem: ProblemSource) -> Iterator[tuple[str, Path]]:
+    """(its name for a judge elsewhere, file) of all files that a problem may read."""
+    path = split(problem.where)[0].resolve()
+    if known_format(problem.where) == "flashinfer":
+        workloads = problem.options.get("workloads")
+        for file in _data_set(path, Path(workloads) if workloads else None):
+            yield _below(file, flashinfer.root_of(path)), file
+    else:
+        yield from ((file.name, file) for file in sorted(path.parent.glob("*.py")))  # it may import its neighbours
 
 
 def unpacked(pack: Mapping[str, Any]) -> ProblemSource:

@@ -48,7 +48,8 @@ class Verdict:
         return self.status == ACCEPTED
 
     def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "seconds": round(self.seconds, 4)}
+        data: dict[str, object] = _printable({**asdict(self), "seconds": round(self.seconds, 4)})
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -59,3 +60,12 @@ class Verdict:
                 place = Location(**{**place, "segments": tuple(place["segments"])})
             finding = Finding(**{**finding, "location": place})
         return cls(**{**data, "finding": finding})
+
+
+def _printable(value: Any) -> Any:
+    """The value with "?" for halves of characters, which a candidate may print and no strict reader of JSON takes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_printable(k): _printable(v) for k, v in value.items()}
+    return [_printable(v) for v in value] if isinstance(value, list | tuple) else value

@@ -22,7 +22,7 @@ from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..execute.memory import aliases, overlapping
 from ..execute.records import CandidateRun, Material
 from ..execute.tracer import Tracer
-from ..noise import ensemble, jitter
+from ..noise import ensemble, exponent_rounding, jitter
 from ..support import deadline, memory_errors
 from ..support.output_gradients import gradients_of
 from . import kinks, self_check
@@ -334,6 +334,13 @@ class GoldenResults:
         narrowed = {n: t.to(self.compute) if t.is_floating_point() else t for n, t in self.leaves.items()}
         with self_check.default_dtype(self.compute):
             return jitter.runs(self.evaluate, narrowed, self.seed)
+
+    @cached_property
+    def exponent_rounding(self) -> float:
+        """The relative error that rounded exponents may make, from one run of the golden in float64."""
+        self._count("plain")
+        with golden_errors(), self_check.default_dtype(torch.float64):
+            return exponent_rounding.relative(self.evaluate, self.leaves, self.compute)
 
     def _count(self, what: str, runs: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + runs

@@ -148,14 +148,9 @@ class Examination:
         return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
 
     def execute(
-        self,
-        probe: str,
-        label: str,
-        how: RunSettings | None = None,
-        material: Material | None = None,
-        *,
+        self, probe: str, label: str, how: RunSettings | None = None, material: Material | None = None, *,
         look: bool = True,
-    ) -> CandidateRun:
+    ) -> CandidateRun:  # fmt: skip
         """Run the candidate, and check what must hold in every run."""
         material = material or self.material
         if not self.admits(material):

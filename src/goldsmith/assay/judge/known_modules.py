@@ -1,9 +1,7 @@
 """KnownModules: what every name of every loaded module and of its classes stands for, and whether it still does.
 
-Functions, classes, methods and other descriptors count, and not data, which caches fill. There are 80,000 of them, and
-a candidate's process shares their memory with the zygote as long as nothing counts references to them. So namespaces
-are compared by the number that CPython changes with a dict, and functions by the addresses of their parts. Only where
-these differ, or where this Python has another layout, is a namespace looked at by name.
+Functions, classes, methods and other descriptors count, and not data, which caches fill. There are 80,000 of them. Only
+where the words of a namespace differ, or where this Python has another layout, is it looked at by name.
 """
 
 from __future__ import annotations
@@ -12,12 +10,11 @@ import gc
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from ctypes import c_char
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from . import object_words
+from .object_words import PARTS
 
 _OURS = "goldsmith"
 _OUR_FOLDER = os.sep + os.path.join("goldsmith", "")
@@ -27,11 +24,6 @@ _KINDS = (
     staticmethod, classmethod, property, types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType,
 )  # fmt: skip
 _WRAPPERS = (staticmethod, classmethod, types.MethodType)
-_PARTS = ("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-_WORD = 8  # bytes
-_PIECE = 4096
-# of this process, from its second word on, because torch takes address 0 for no memory
-_MEMORY = torch.frombuffer((c_char * (1 << 47)).from_address(_WORD), dtype=torch.int64)
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", os.path.dirname(os.__file__))
 
 
@@ -44,30 +36,6 @@ class _Namespace(NamedTuple):
     names: frozenset[str] | None
 
 
-class _Words:
-    """Words in memory, read without touching the objects that hold them."""
-
-    def __init__(self, objects: Sequence[object], offset: int | None, count: int) -> None:
-        """offset: of the words in each object; None: unknown, so that all may have changed."""
-        self.size, self.places, self.known = len(objects), tuple[Tensor, ...](), list[Tensor]()
-        if offset is not None:
-            firsts = torch.tensor([_index(o, offset) for o in objects], dtype=torch.int64)
-            # in pieces for which torch starts no thread, because the zygote must not have any
-            self.places = (firsts.unsqueeze(1) + torch.arange(count)).split(_PIECE)
-            self.known = [_MEMORY[place] for place in self.places]
-
-    def changed(self) -> list[int]:
-        """Numbers of the objects whose words are others now."""
-        if not self.places:
-            return list(range(self.size))
-        return [
-            number * _PIECE + row
-            for number, (place, before) in enumerate(zip(self.places, self.known, strict=True))
-            if not torch.equal(now := _MEMORY[place], before)
-            for row in (now != before).any(1).nonzero().flatten().tolist()
-        ]
-
-
 class KnownModules:
     """Made before the code that may replace something; what a library or the assay puts there is lawful."""
 
@@ -76,15 +44,15 @@ class KnownModules:
         known = [value for space in self.spaces for value in space.known.values()]
         functions = {id(f): f for value in known for f in _functions(value)}
         self.functions = list(functions.values())
-        self.parts = [tuple(getattr(f, part) for part in _PARTS) for f in self.functions]
+        self.parts = [tuple(getattr(f, part) for part in PARTS) for f in self.functions]
         cells = (cell for f in self.functions for cell in f.__closure__ or ())
         self.cells = [cell for cell in cells if isinstance(_content(cell), types.FunctionType)]
         self.contents = list(map(_content, self.cells))
         self.ids = frozenset(map(id, known))
         self.modules = frozenset(sys.modules)
-        self.tags = _Words([space.values for space in self.spaces], _tag_offset(), 1)
-        self.part_words = _Words(self.functions, _part_offset(), len(_PARTS))
-        self.cell_words = _Words(self.cells, _cell_offset(), 1)
+        self.tags = object_words.of_dicts([space.values for space in self.spaces])
+        self.part_words = object_words.of_functions(self.functions)
+        self.cell_words = object_words.of_cells(self.cells)
 
     def replaced(self, own: str) -> list[str]:
         """Full names of what is no longer what it was; own: the folder of the candidate's files."""
@@ -119,7 +87,7 @@ class KnownModules:
         return _is_own(value, own) or id(value) in self.ids or value is None or type(value) in (bool, int, float)
 
     def _same_parts(self, number: int) -> bool:
-        now = (getattr(self.functions[number], part) for part in _PARTS)
+        now = (getattr(self.functions[number], part) for part in PARTS)
         return all(a is b for a, b in zip(now, self.parts[number], strict=True))
 
     def _lawful(self, now: object, before: object) -> bool:
@@ -161,13 +129,19 @@ def _of_class(name: str, kind: type, seen: set[int]) -> Iterator[_Namespace]:
     if id(kind) in seen or kind.__flags__ & _IMMUTABLE:
         return
     seen.add(id(kind))
-    values = next((r for r in gc.get_referents(vars(kind)) if isinstance(r, dict)), None)
+    values = namespace(kind)
     if values is None:
         return
     yield _namespace(name, values, lazy=True)
     for attribute, value in list(values.items()):
         if issubclass(type(value), type) and vars(value).get("__module__") == values.get("__module__"):
             yield from _of_class(f"{name}.{attribute}", value, seen)
+
+
+def namespace(owner: object) -> dict[str, Any] | None:
+    """The dict of a module, or the one behind the proxy of a class."""
+    values = vars(owner)
+    return values if isinstance(values, dict) else next((r for r in gc.get_referents(values) if type(r) is dict), None)
 
 
 def _namespace(name: str, values: dict[str, Any], *, lazy: bool) -> _Namespace:
@@ -207,41 +181,3 @@ def _file(module: object) -> str:
 
 def _in_library(file: str) -> bool:
     return file.startswith("<frozen") or _OUR_FOLDER in file or any(part in file for part in _LIBRARIES)
-
-
-# how this Python lays out its objects, found out with examples
-
-
-def _word(value: object, offset: int) -> int:
-    return int(_MEMORY[_index(value, offset)])
-
-
-def _index(value: object, offset: int) -> int:
-    return (id(value) + offset) // _WORD - 1
-
-
-def _tag_offset() -> int | None:
-    """Where a dict has the number that changes with it: behind its head and its size."""
-    offset, example = 3 * _WORD, {"name": object()}
-    before = _word(example, offset)
-    read = example["name"], _word(example, offset)
-    example["name"] = object()
-    return offset if before == read[1] != _word(example, offset) and sys.version_info < (3, 13) else None
-
-
-def _part_offset() -> int | None:
-    """Where a function has the addresses of its parts, one after the other."""
-    known: Mapping[str, object] = {}
-
-    def example(a: int = 1, *, b: int = 2) -> object:
-        return known
-
-    wanted = [id(getattr(example, part)) for part in _PARTS]
-    offsets = range(0, object.__sizeof__(example), _WORD)
-    return next((o for o in offsets if [_word(example, o + n * _WORD) for n in range(len(wanted))] == wanted), None)
-
-
-def _cell_offset() -> int | None:
-    content = object()
-    cell = types.CellType(content)
-    return next((o for o in range(0, cell.__sizeof__(), _WORD) if _word(cell, o) == id(content)), None)

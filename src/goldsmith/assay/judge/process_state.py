@@ -6,14 +6,21 @@ Settings that change neither a number nor what other code does, such as how torc
 from __future__ import annotations
 
 import atexit
+import copyreg
+import decimal
 import functools
 import gc
+import locale
 import logging
 import os
+import re
+import resource
 import signal
+import socket
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +34,12 @@ from .shared_generators import SharedGenerators
 _TOOLS = ("CC", "CXX", "CUDA", "GOMP_", "KMP_", "MAX_JOBS", "MKL_", "NV", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGUSR1})  # the harness's own
 _UMASK = 0o077
+_GETTER = re.compile("^_?(is|get)_")  # functions that read a flag
+_LIMITS = {number: name for name, number in sorted(vars(resource).items(), reverse=True) if name.startswith("RLIMIT_")}
 _SMALL = 2.0**-60  # beside 1 it is rounded away to the nearest number, and in no other rounding mode
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
-_SELDOM_THE_SAME = ("deterministic", "thread_name")  # parts of names of torch's flags that change no number
+# parts of names of torch's flags that change no number, or that others look at
+_SELDOM_THE_SAME = ("deterministic", "thread_name", "_threads", "anomaly", "grad_enabled")
 
 
 class ProcessState:
@@ -55,20 +65,20 @@ class ProcessState:
         for name, now in _read():
             if name in self.before and now != self.before[name]:
                 sentences.append(_change(name, self.before[name], now))
-            if isinstance(now, _ExitCalls):
+            if isinstance(now, _UnlessImported):
                 self.before[name] = now
         return sentences + self.generators.seeded()
 
 
 @dataclass(frozen=True)
-class _ExitCalls:
-    """Functions that Python calls at its end. A module that is imported meanwhile may add some."""
+class _UnlessImported:
+    """What a module that is imported meanwhile may change, such as a list of functions that Python calls at its end."""
 
-    count: int
+    value: object
     modules: int
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ExitCalls) and (self.count == other.count or self.modules != other.modules)
+        return isinstance(other, _UnlessImported) and (self.value == other.value or self.modules != other.modules)
 
 
 def _read() -> Iterator[tuple[str, object]]:
@@ -90,11 +100,29 @@ def _read() -> Iterator[tuple[str, object]]:
         yield "the set of processors", os.sched_getaffinity(0)
     yield "the rounding of floating-point numbers", (1.0 + _SMALL, 1.0 - _SMALL, -1.0 - _SMALL)
     yield "Python's recursion limit", sys.getrecursionlimit()
+    yield "Python's time between switches of threads", round(1e6 * sys.getswitchinterval())
+    yield "Python's limit on digits of integers", sys.get_int_max_str_digits()
     yield "Python's garbage collection", (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks)))
+    for number, name in _LIMITS.items():
+        yield f"the limit {name}", resource.getrlimit(number)
+    yield "the priority of the process", os.getpriority(os.PRIO_PROCESS, 0)
+    stack = threading.stack_size()  # a question that sets it to 0
+    threading.stack_size(stack)
+    yield "the stack size of new threads", stack
+    yield "the locale", locale.setlocale(locale.LC_ALL)
+    yield "the time after which sockets give up", socket.getdefaulttimeout()
+    context = decimal.getcontext()
+    yield "the context of decimal numbers", (context.prec, context.rounding, context.Emin, context.Emax)
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         yield f"sys.{name}", id(getattr(sys, name))
         yield f"the file descriptor {descriptor}", _file_of(descriptor)
-    yield "the list of functions that Python calls at its end", _ExitCalls(atexit._ncallbacks(), len(sys.modules))
+    for name, value in (
+        ("the list of functions that Python calls at its end", atexit._ncallbacks()),
+        ("the list of filters of warnings", tuple(warnings.filters)),
+        ("the list of folders of sys.path", tuple(sys.path)),
+        ("copyreg's table of functions that pickle", dict(copyreg.dispatch_table)),
+    ):
+        yield name, _UnlessImported(value, len(sys.modules))
     yield "threading's trace function", threading.gettrace()
     yield "threading's profile function", threading.getprofile()
     yield "the level below which nothing is logged", logging.root.manager.disable
@@ -130,21 +158,25 @@ def _file_of(descriptor: int) -> object:
 
 @functools.cache
 def _flags() -> list[tuple[str, Callable[[], object]]]:
-    """(name, how to read it) of torch's flags: what `torch._C._get_...()` returns, and values of torch.backends.
+    """(name, how to read it) of torch's flags: what functions of torch._C return, and values of torch.backends.
 
     Only what can be set is read: `_get_accelerator` looks for a GPU, after which no forked process can use it.
     """
     flags: list[tuple[str, Callable[[], object]]] = []
     known = vars(torch._C)
     for name, get in known.items():
-        flag = name.removeprefix("_get_")
-        settable = f"_set_{flag}" in known or flag.endswith("_enabled")
+        flag = _GETTER.sub("", name)
+        settable = {f"_set_{flag}", f"set_{flag}"} & known.keys() or flag.endswith("_enabled")
         if flag != name and settable and callable(get) and not any(part in flag for part in _SELDOM_THE_SAME):
-            with suppress(Exception):  # it takes arguments, or this build of torch lacks it
+            with suppress(Exception), warnings.catch_warnings():  # it takes arguments, or this build of torch lacks it
+                warnings.simplefilter("error")
                 if isinstance(get(), bool | int) and get() == get():
                     flags.append((f"torch's flag {flag}", get))
+    for device in ("cpu", "cuda"):
+        flags.append((f"torch's dtype of autocast on {device}", functools.partial(torch.get_autocast_dtype, device)))
+    flags.append(("torch's order of bytes in files", torch.serialization.get_default_load_endianness))
     for name, module in list(sys.modules.items()):
-        if name.startswith("torch.backends.") and isinstance(module, types.ModuleType):
+        if name.startswith(("torch.backends.", "torch.__future__")) and isinstance(module, types.ModuleType):
             values = vars(getattr(module, "m", module))  # torch wraps modules that have flags
             names = [n for n, v in values.items() if isinstance(v, bool | int | str) and not n.startswith("__")]
             flags += [(f"{name}.{n}", functools.partial(getattr, module, n)) for n in names]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..report.results import CERTAIN
-from ..support.known_functions import KnownFunctions
 from .examination import Examination
+from .known_functions import KnownFunctions
 
 _FUNCTIONS: list[KnownFunctions] = []  # as they were before the first check of this process
 

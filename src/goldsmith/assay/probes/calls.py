@@ -214,26 +214,32 @@ def _judge_open(
     references: Mapping[int, GoldenResults], schedule: Sequence[int],
 ) -> None:  # fmt: skip
     """Judges gradients of graphs that were open together. Those with scaled output gradients must scale with these.
+    Those whose results were changed must not depend on that.
 
     Equal bits need no golden, neither as those of a plain call nor after a power of two, which scales without rounding.
     """
     plain = run.plain or PlainResults()
     usual = {which: graph for (which, power), graph in zip(graphs.graphs, plain.open, strict=True) if not power}
     turns = ", ".join(str(number + 1) for number in graphs.order)
-    for (which, power), graph in zip(graphs.graphs, plain.open, strict=True):
+    scaled, together = "output gradients times 2^{}", f"several graphs, backwards in the order {turns}"
+    open_rows = zip(graphs.graphs, plain.open, strict=True)
+    rows = [(which, power, graph, scaled.format(power) if power else together) for (which, power), graph in open_rows]
+    if plain.rewritten is not None:
+        rows.append((0, 0, plain.rewritten, "results changed in place before the backward"))
+    for which, power, graph, label in rows:
         before = usual[which].grads if power else plain.grads.get(schedule.index(which), {})
-        same = {n for n, g in graph.grads.items() if n in before and same_bits(_times(before[n], power), g)}
-        if len(same) == len(graph.grads) and (graph.grads or not examination.first.cotangents):
+        grads = {**dict.fromkeys(before), **graph.grads}  # one that is missing here is a gradient that is missing
+        same = {n for n, g in grads.items() if n in before and same_bits(_times(before[n], power), g)}
+        if len(same) == len(grads) and (grads or not examination.first.cotangents):
             continue
         material = materials[which]
         first = examination.first
-        now = CandidateRun(run.names, graph.outputs, graph.grads, stages=first.stages, saved=first.saved)
+        now = CandidateRun(run.names, graph.outputs, grads, stages=first.stages, saved=first.saved)
         others = first.cotangents.keys() & graph.outputs.keys()
         sent = dict.fromkeys((*graph.sent, *others))
         now.cotangents = {n: material.cotangent(n, graph.outputs[n], power) for n in sent}
         known = None if power or examination.target.decisions else references.get(which)
         settled = known or decisions.settle(examination, now, examination.references(material, now))
-        label = f"output gradients times 2^{power}" if power else f"several graphs, backwards in the order {turns}"
         count = len(examination.findings)
         values.judge(
             examination, now, settled, NAME, label, noise=False, repeat=None,

@@ -89,7 +89,7 @@ def agree(examination: Examination, probe: str, label: str, run: CandidateRun, t
 def _lost(first: CandidateRun, now: Mapping[str, Tensor]) -> dict[str, Difference]:
     """Returned results and gradients of the first run that a later call overwrote; now: as their memory holds them."""
     copies = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
-    apart = {n: difference(copies[n], t, None) for n, t in now.items()}
+    apart = {n: difference(copies[n], t, None) for n, t in now.items() if n in copies}
     return {n: change for n, change in apart.items() if not change.equal}
 
 

@@ -12,7 +12,7 @@ import torch
 _NAMESPACES = ("aten", "prims", "prim")
 _USED = (  # by the assay itself
     "equal", "eq.Tensor", "eq.Scalar", "ne.Tensor", "ne.Scalar", "all", "any", "clone", "copy_", "detach",
-    "fill_.Scalar", "zero_", "empty.memory_format", "empty_strided", "view.dtype",
+    "fill_.Scalar", "zero_", "take", "empty.memory_format", "empty_strided", "view.dtype",
 )  # fmt: skip
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
 

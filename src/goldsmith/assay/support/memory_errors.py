@@ -7,6 +7,8 @@ import re
 
 import torch
 
+from .printable import text_of
+
 TO_DO = "use smaller sizes in the case, end other programs that use the memory, or choose a device with more of it"
 KEPT = 2**28  # bytes of a GPU's memory that a finished case may leave to the next one
 _ON_A_CPU = "DefaultCPUAllocator"  # part of the RuntimeError that torch raises on a CPU
@@ -20,13 +22,13 @@ def out_of_memory(error: BaseException) -> bool:
     return (
         of_a_gpu(error)
         or isinstance(error, MemoryError)
-        or (isinstance(error, RuntimeError) and _ON_A_CPU in str(error))
+        or (isinstance(error, RuntimeError) and _ON_A_CPU in text_of(error))
     )
 
 
 def of_a_gpu(error: BaseException | None) -> bool:
     """Whether a GPU's memory ran out, which other processes use too: no evidence about the candidate."""
-    text = str(error)
+    text = text_of(error)
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and (_OF_CUDA in text or all(part in text for part in _WITHOUT_NVML))
     )

@@ -14,6 +14,14 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def text_of(error: BaseException | None) -> str:
+    """The text of an exception; also where its own code for that raises."""
+    try:
+        return str(error)
+    except Exception as other:  # noqa: BLE001 - it may raise whatever it likes
+        return f"its text cannot be made: {type(other).__name__}"
+
+
 def from_here(filename: str) -> str:
     """The path relative to the current folder, or the file name: reports are read on other machines."""
     path, here = Path(filename), Path.cwd()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
 
 import torch
 
@@ -28,11 +25,12 @@ from ...assay.gate.verdict import REFUSED, Verdict
 from ..bench.session import device_name
 from ..output_files import check_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
-from ..terminal import INTERRUPTED, Failure, console, print_paragraph, write_stdout
+from ..terminal import INTERRUPTED, Failure, console, count, print_paragraph
 from . import display
+from .verdict_output import VerdictOutput, verdict_output
 
 ELEMENTS_ON_A_GPU = 1 << 20
-WITHOUT = ("problem", "judge")  # reasons that say nothing about a candidate
+WITHOUT = ("problem", "judge", "reference_fault")  # reasons that say nothing about a candidate
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ class GateRequest:
     cluster: str | None = None
     probes: str = "default"
     seed: int | None = None
+    resume: bool = True
     diagnose: bool = False
     bench: bool = False
     seconds: float = 60.0
@@ -75,24 +74,33 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     options = _options(request, device)
     verdicts: list[Verdict] = []
     interrupted, failed, ways = False, "", dict[str, str]()
-    with _json_lines(json_to, err) as write, display.GateProgress(err, len(submissions)) as progress:
+    asked = replace(options, seed=request.seed)
+    with (
+        verdict_output(json_to, pairs, asked, err, resume=request.resume) as output,
+        display.GateProgress(err, len(submissions)) as progress,
+    ):
         try:
             with terminate_like_ctrl_c():
-                for verdict in _verdicts(pairs, options, request, progress, ways):
+                for verdict in _verdicts(pairs, options, request, output, progress, ways):
                     verdicts.append(verdict)
-                    write(verdict)
+                    output.following(verdict)
                     progress.finished(verdict)
         except KeyboardInterrupt:
             interrupted = True
         except NoJudge as error:
             failed = f"No judge could be started: {error}."
+        except BrokenPipeError:
+            left = count(len(submissions) - len(verdicts), "candidate")
+            failed = f"The reader of --json {json_to} has gone: {left} not judged."
     if failed and not verdicts:
         raise Failure(failed)
     cannot = [v for v in verdicts if v.status == REFUSED and v.reason in WITHOUT]
     if cannot and len(cannot) == len(verdicts):
         raise Failure(cannot[0].evidence[0])
     display.show(out, verdicts, every=request.verbose)
-    lines = _conditions(device, options, list(filter(None, [ways.get("isolation")])), time.monotonic() - began)
+    how = [f"{count(len(output.kept), 'verdict')} kept from {json_to}"] if output.kept else []
+    how += filter(None, [ways.get("isolation")])
+    lines = _conditions(device, options, how, time.monotonic() - began)
     lost = []
     if html is not None:
         lost = write_or_explain(html, partial(verdict_page.write, verdicts, html, conditions=lines))
@@ -102,7 +110,8 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     for sentence in [*lost, *([failed] if failed else [])]:
         print_paragraph(sentence)
     if interrupted:
-        print_paragraph(f"Interrupted: {len(submissions) - len(verdicts)} candidates have no verdict.")
+        again = " The same command judges only these." if output.resumes else ""
+        print_paragraph(f"Interrupted: {len(submissions) - len(verdicts)} candidates have no verdict.{again}")
         return INTERRUPTED
     if failed or cannot:
         return 2
@@ -194,45 +203,49 @@ def _check_formats(request: GateRequest, pairs: Sequence[Pair | Verdict]) -> Non
 
 
 def _verdicts(
-    pairs: Sequence[Pair | Verdict], options: GateOptions, request: GateRequest, progress: display.GateProgress,
-    ways: dict[str, str],
+    pairs: Sequence[Pair | Verdict], options: GateOptions, request: GateRequest, output: VerdictOutput,
+    progress: display.GateProgress, ways: dict[str, str],
 ) -> Iterator[Verdict]:  # fmt: skip
     """Verdicts in the order of the candidates, each as soon as it and all before it are there."""
-    waiting = {number: pair for number, pair in enumerate(pairs) if isinstance(pair, Verdict)}
-    work = [(number, pair) for number, pair in enumerate(pairs) if not isinstance(pair, Verdict)]
+    waiting = dict(output.kept)
     for verdict in waiting.values():
         progress.judged(verdict)
     following = 0
-    for number, verdict in _judged(work, options, request, ways):
-        waiting[number] = verdict
+    for number, verdict in _judged(pairs, options, request, output.kept, ways):
+        waiting[number] = replace(verdict, seed=options.seed or 0)
+        output.finished(number, waiting[number])
         progress.judged(verdict)
         while following in waiting:
-            yield _seeded(waiting.pop(following), options)
+            yield waiting.pop(following)
             following += 1
     while following in waiting:
-        yield _seeded(waiting.pop(following), options)
+        yield waiting.pop(following)
         following += 1
 
 
-def _seeded(verdict: Verdict, options: GateOptions) -> Verdict:
-    return replace(verdict, seed=options.seed or 0)
-
-
 def _judged(
-    work: Sequence[tuple[int, Pair]], options: GateOptions, request: GateRequest, ways: dict[str, str]
-) -> Iterator[tuple[int, Verdict]]:
+    pairs: Sequence[Pair | Verdict], options: GateOptions, request: GateRequest, kept: Container[int],
+    ways: dict[str, str],
+) -> Iterator[tuple[int, Verdict]]:  # fmt: skip
+    """(number, verdict) of the candidates whose verdicts are not kept, as they are finished."""
+    work = list[tuple[int, Pair]]()
+    for number, pair in enumerate(pairs):
+        if isinstance(pair, Verdict):
+            yield number, pair
+        elif number not in kept:
+            work.append((number, pair))
     if not work:
         return
-    pairs = [pair for _, pair in work]
+    open_pairs = [pair for _, pair in work]
     if request.cluster is not None:
         from . import cluster
 
         ways["isolation"] = f"judged on the Ray cluster {request.cluster}"
-        verdicts = cluster.run(pairs, options, request.cluster, jobs=request.jobs)
+        verdicts = cluster.run(open_pairs, options, request.cluster, jobs=request.jobs)
         yield from ((work[k][0], verdict) for k, verdict in verdicts)
         return
-    with Judges(min(request.jobs or 0, len(pairs)), options) as judges:
-        for k, verdict in judges.run(pairs):
+    with Judges(min(request.jobs or 0, len(work)), options) as judges:
+        for k, verdict in judges.run(open_pairs):
             ways["isolation"] = judges.isolation
             yield work[k][0], verdict
 
@@ -243,31 +256,3 @@ def _conditions(device: str, options: GateOptions, how: Sequence[str], seconds: 
     here = machine()
     name = here.gpus[0]["name"] if device.startswith("cuda") and here.gpus else f"{here.cpu}, {here.cores} cores"
     return [name, f"torch {torch.__version__}", f"seed {options.seed}", *how, f"took {display.duration(seconds)}"]
-
-
-@contextlib.contextmanager
-def _json_lines(to: str | None, err: Any) -> Iterator[Any]:
-    """Context that gives a function which writes one verdict as a line of JSON."""
-    if to is None:
-        yield lambda verdict: None
-        return
-    if to == "-":
-        yield lambda verdict: write_stdout(json.dumps(verdict.to_json()) + "\n")
-        return
-    failures: list[str] = []
-
-    def write(verdict: Verdict, target: IO[str]) -> None:
-        try:
-            target.write(json.dumps(verdict.to_json()) + "\n")
-            target.flush()
-        except OSError as error:
-            if not failures:
-                failures.append(str(error))
-                err.print(f"[yellow]Cannot write {to}: {error.strerror or error}. Verdicts are only shown.[/]")
-
-    target = open(to, "w", encoding="utf-8")
-    try:
-        yield partial(write, target=target)
-    finally:
-        with contextlib.suppress(OSError):  # it flushes what a failed write left; that failure was reported
-            target.close()

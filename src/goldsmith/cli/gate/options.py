@@ -28,11 +28,16 @@ class ProbesChoice(StrEnum):
     quick = "quick"
 
 
+class ResumeChoice(StrEnum):
+    auto = "auto"
+    never = "never"
+
+
 GROUPS = {
     "What to judge": ("candidates", "problem", "sizes", "elements", "workloads", "dtype"),
     "How": ("device", "jobs", "cluster", "probes", "seed", "diagnose", "bench"),
     "What a candidate may use": ("seconds", "import_seconds", "total_seconds", "memory", "sandbox"),
-    "Output": ("json", "html", "verbose"),
+    "Output": ("json", "resume", "html", "verbose"),
 }
 
 
@@ -112,12 +117,21 @@ def gate(
     json: Annotated[
         str | None, typer.Option(help="Write one JSON line for each candidate; - means stdout.", metavar="FILE")
     ] = None,
+    resume: Annotated[
+        ResumeChoice,
+        typer.Option(
+            help="auto: keep the verdicts in the file of --json on what has not changed since, and judge the rest; "
+            "never: judge all."
+        ),
+    ] = ResumeChoice.auto,
     html: Annotated[Path | None, typer.Option(help="Write the verdicts to one HTML page.", metavar="FILE")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show all evidence, not only the first sentence.")
     ] = False,
 ) -> None:
     """Judge kernels that nobody trusts: each in a process of its own, with limits, against a float64 golden.
+
+    After Ctrl-C or kill -9 the same command with --json FILE judges only the rest.
 
     A verdict is one of: accepted, wrong, cheating, crashed, timed_out, over_memory, refused.
 
@@ -139,6 +153,7 @@ def gate(
         cluster=cluster,
         probes=probes.value,
         seed=seed,
+        resume=resume is ResumeChoice.auto,
         diagnose=diagnose,
         bench=bench,
         seconds=seconds,

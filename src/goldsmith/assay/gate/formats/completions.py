@@ -1,4 +1,4 @@
-"""The source in a language model's completion: the last fenced block, or the whole text where there is none."""
+"""The source in a language model's completion: the last fenced block of code, or the whole text where there is none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 LANGUAGES = {"cuda": "cuda", "cu": "cuda", "cpp": "cpp", "c++": "cpp"}
+_OF_CODE = {"", "python", "py", "python3", "triton", *LANGUAGES}  # others are of shells, outputs and texts
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S)
 _OPEN = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*([\w+.-]*)[^\n]*\n(.*)\Z", re.M | re.S)
 
@@ -17,7 +18,8 @@ def source(completion: object) -> tuple[str, str]:
     if not blocks:
         cut = _OPEN.search(text)  # a completion that ended at its limit of tokens
         blocks = [(cut[1], cut[2])] if cut else [("", text)]
-    language, body = blocks[-1]
+    code = [block for block in blocks if block[0].lower() in _OF_CODE]
+    language, body = (code or blocks)[-1]
     return body, LANGUAGES.get(language.lower(), "python")
 
 

@@ -41,7 +41,9 @@ def read(
     """
     settings, why = dict[str, object](), ""
     if sizes == "auto":
-        module, settings = smaller_sizes.shrunk(module, content, elements, lambda m: _Reference(m, name).weigh())
+        module, settings = smaller_sizes.shrunk(
+            module, content, elements, lambda m: _Reference(m, name, weighed=True).weigh()
+        )
         why = (
             f"declared sizes are too large to judge here: run with {smaller_sizes.spelt(settings)}" if settings else ""
         )
@@ -57,6 +59,8 @@ def read(
         ),
         Case("normal", lambda make, **_: reference.draw(make, normal=True), case_sizes, "values outside [0, 1)"),
     ]
+    if reference.constants:  # statistics, say, for which no model has gradients
+        options["grads"] = reference.differentiable()
     return Problem(
         reference.golden, cases, name=name, backward=backward, construct=reference.entry.to_data(), **options
     )
@@ -65,8 +69,9 @@ def read(
 class _Reference:
     """`Model` of a file, with its weights as arguments."""
 
-    def __init__(self, module: ModuleType, name: str) -> None:
-        self.module, self.name = module, name
+    def __init__(self, module: ModuleType, name: str, *, weighed: bool = False) -> None:
+        """weighed: it may be so large that no forward should run."""
+        self.module, self.name, self.weighed = module, name, weighed
         init = _listed(module.get_init_inputs(), name, "get_init_inputs")
         self.init = tuple(init)
         self.model = self.built(SEED)
@@ -88,18 +93,42 @@ class _Reference:
 
     @cached_property
     def weights(self) -> dict[str, str]:
-        """Name in the model -> name in the case: every parameter, and the buffers that two seeds draw differently."""
+        """Name in the model -> name in the case: every parameter, the buffers that two seeds draw differently, and
+        constant ones.
+        """
         other = dict(self.built(SEED + 1).named_buffers())
         drawn = [n for n, b in self.model.named_buffers() if n in other and not torch.equal(b, other[n])]
         taken = set(self.parameters)
         names = {}
-        for state in [*dict(self.model.named_parameters()), *drawn]:
+        for state in [*dict(self.model.named_parameters()), *drawn, *self.constants]:
             name = state.replace(".", "_")
             while name in taken or not name.isidentifier():
                 name = f"weight_{name}"
             taken.add(name)
             names[state] = name
         return names
+
+    @cached_property
+    def constants(self) -> tuple[str, ...]:
+        """Buffers of zeros or ones that no call updates, such as the statistics of a norm that only evaluates."""
+        model = self.built(SEED)
+        before = {n: b.clone() for n, b in model.named_buffers() if _zeros_or_ones(b)}
+        if self.weighed or not before:
+            return ()
+        inputs = _inputs_of(self.module, self.name)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                model(*inputs)
+            except Exception:  # noqa: BLE001 - the golden's run reports it
+                return ()
+        return tuple(n for n, b in model.named_buffers() if n in before and torch.equal(b, before[n]))
+
+    def differentiable(self) -> tuple[str, ...]:
+        """The inputs that want gradients."""
+        values = self._drawn(Make(torch.float32, "cpu", 0), normal=False)
+        constant = {self.weights[n] for n in self.constants}
+        tensors = {n: v for n, v in values.items() if isinstance(v, Tensor) and n not in constant}
+        return tuple(n for n, v in tensors.items() if v.is_floating_point())
 
     @cached_property
     def entry(self) -> CandidateCall:
@@ -205,7 +234,14 @@ def _uneven(t: Tensor, generator: torch.Generator) -> Tensor:
     """The weight, or, where all its elements are equal (a norm's 1, a bias's 0), a draw around that number."""
     if not t.is_floating_point() or t.numel() == 0 or bool((t != t.flatten()[0]).any()):
         return t
-    return t + 0.25 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+    uneven = t + 0.25 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+    return uneven.abs() if bool(t.flatten()[0] > 0) else uneven  # a variance is positive
+
+
+def _zeros_or_ones(t: Tensor) -> bool:
+    """Whether it holds several numbers, all 0 or all 1."""
+    first = float(t.flatten()[0]) if t.is_floating_point() and t.numel() > 1 else -1.0
+    return first in (0.0, 1.0) and bool((t == first).all())
 
 
 def _listed_results(result: Any) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import signal
 import socket
@@ -19,12 +18,13 @@ import torch
 
 from ....core.tracing import TargetError
 from ...execute.plain_calls import LEAST
+from ...execute.raised import frame_of_report
 from ...execute.records import CandidateRun, Material, RunSettings
 from .encoding import Unsendable, receive, send
 from .limits import Limits, Spent, children, resident_bytes, stored_bytes
 from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
 from .sandbox import FULL
-from .wire import request_of, results_from_data
+from .wire import events_from_data, request_of, results_from_data
 from .zygote_process import NoZygote, ZygoteProcess
 
 T = TypeVar("T")
@@ -42,8 +42,7 @@ PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "CC", "CXX",
 )  # fmt: skip
-_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
-_LIBRARIES = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")
+_MOST_EVENTS, _LONGEST = 1000, 4000  # notes of a process, and characters of a text that it sends
 _RECORDED, _RECORDED_BYTES = 4, 16 << 20  # last calls, and their inputs' size
 _waiting: list[CandidateProcess] = []  # whose judge waits for a reply
 
@@ -267,9 +266,11 @@ class CandidateProcess:
 
     def _take(self, reply: dict[str, object]) -> None:
         """Keeps what was noted, and raises where the reply is that it cannot go on."""
-        seen = reply.get("seen", [])
-        if isinstance(seen, list):
-            self.seen += [[*map(self._without_home, s)] for s in seen[: 1000 - len(self.seen)] if isinstance(s, list)]
+        try:
+            notes = events_from_data(reply.get("seen", []))
+        except Malformed as error:
+            self._end(CHEATING, f"its process sent {error}")
+        self.seen += [[*map(self._without_home, note)] for note in notes[: _MOST_EVENTS - len(self.seen)]]
         if "problem" in reply:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
@@ -329,7 +330,7 @@ class CandidateProcess:
             how = f"by signal {number} ({known.get(number, 'unknown')})"
         else:
             how = f"with status {os.WEXITSTATUS(status)}"
-        place, line = _user_frame(self.text), self.last_line
+        place, line = frame_of_report(self.text), self.last_line
         text = f"its process ended {how} during {what}" + (f", {place}" if place else "")
         text += f"; its last line: {line!r}" if line else ""
         raise CandidateEnded(CRASHED, text, how=how, stderr=self.text)
@@ -350,7 +351,7 @@ class CandidateProcess:
                 self._drain()
                 if self.printed > before and self.text.endswith("\n"):
                     break
-        return _user_frame(self.text.rpartition("(most recent call first)")[2])
+        return frame_of_report(self.text.rpartition("(most recent call first)")[2])
 
     def _candidate_pid(self) -> int:
         """The candidate's own process, which in a sandbox is the child of a child of the one that was forked."""
@@ -374,6 +375,8 @@ class CandidateProcess:
         return self._without_home(self.output.decode(errors="replace"))
 
     def _without_home(self, value: Any) -> Any:
+        if isinstance(value, str):
+            value = value[:_LONGEST]
         return value.replace(self.home, "") if isinstance(value, str) and self.around.boxed else value
 
     @property
@@ -395,11 +398,3 @@ def _bytes(material: Material) -> int:
 def waiting_at() -> str:
     """Where the call stands that this process waits for, or ""."""
     return _waiting[-1].where() if _waiting else ""
-
-
-def _user_frame(report: str) -> str:
-    """The innermost frame of the candidate in a stack that faulthandler wrote, or ""."""
-    for path, line, function in _FRAME.findall(report):
-        if not any(part in path for part in _LIBRARIES):
-            return f"in {function} ({os.path.basename(path)}, line {line})"
-    return ""

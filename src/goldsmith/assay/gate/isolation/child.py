@@ -33,12 +33,13 @@ from ....core.tracing import TargetError
 from ...execute import interpreter, raised
 from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
-from ...execute.torch_state import neutral_state
+from ...execute.torch_state import hide_interpreter_warnings, neutral_state
+from ...judge.known_functions import KnownFunctions
 from ...judge.known_modules import KnownModules
 from ...judge.process_state import ProcessState
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
-from ...support.known_functions import KnownFunctions
+from ...support.printable import text_of
 from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
@@ -57,6 +58,7 @@ def prepare() -> None:
     """What every candidate's process needs, done once before it is forked: Triton's import alone takes 0.2 s."""
     with interpreter.watching():
         pass
+    hide_interpreter_warnings()
     ProcessState().begin()  # it imports NumPy's generators, and finds torch's flags
     _known.append((KnownFunctions(), KnownModules()))
 
@@ -70,7 +72,9 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     # last is the user's current folder: a candidate's helpers may lie there, and must not stand for modules of Python
     sys.path[:] = dict.fromkeys([*request.get("paths", []), *sys.path, request["folder"]])
     connection = Connection(private, bytes.fromhex(request["nonce"]))
-    events = EventLog(*(_known[0] if _known else (KnownFunctions(), KnownModules())))
+    if not _known:
+        prepare()
+    events = EventLog(*_known[0])
     parts: Parts | None = None
     reply: dict[str, Any]
     state: CandidateState | None = None
@@ -147,7 +151,8 @@ def _import_error(error: BaseException) -> str:
 
 def _words(error: BaseException) -> str:
     """The class of an exception, and its text if there is one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _ending(error: BaseException) -> dict[str, str]:
@@ -189,7 +194,7 @@ def _run(
     thorough = thorough or settings.plain is not None  # a patch stays; plain calls are the last run of a case
     try:
         threads = running_threads()
-        with neutral_state(), events.listening(thorough=thorough):
+        with neutral_state(quiet=False), events.listening(thorough=thorough):
             run = execute_here(material, settings)
         events.left(run.changed_settings)
         events.threads(running_threads() - threads)

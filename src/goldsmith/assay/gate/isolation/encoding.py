@@ -20,7 +20,8 @@ from torch import Tensor
 from .protocol import Connection, Malformed
 
 _DEPTH = 60  # of nested values
-_LARGEST = 1 << 36  # bytes of a tensor; an expanded one spans few of them, and a copy of it all
+_LARGEST = 1 << 36  # bytes of a tensor
+_EXPANDED = 1 << 24  # elements of one that spans fewer bytes than it has elements, all of which a copy of it takes
 
 
 class Unsendable(TypeError):
@@ -137,7 +138,7 @@ def _tensors(table: list, data: bytearray) -> list[Tensor]:
         if len(shape) != len(stride) or size % dtype.itemsize or start + size > len(data):
             raise Malformed("a message with a tensor that its bytes do not fill")
         elements = math.prod(shape)
-        if elements * dtype.itemsize > _LARGEST:
+        if elements * dtype.itemsize > _LARGEST or elements > max(_EXPANDED, size // dtype.itemsize):
             raise Malformed("a message with a tensor that is too large to be real")
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if elements else 0
         if span * dtype.itemsize != size:

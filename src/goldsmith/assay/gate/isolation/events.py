@@ -24,9 +24,9 @@ from contextlib import contextmanager
 
 import torch
 
+from ...judge.known_functions import KnownFunctions
 from ...judge.known_modules import KnownModules
 from ...judge.process_state import ProcessState
-from ...support.known_functions import KnownFunctions
 from ...support.known_operators import KnownOperators
 
 _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")

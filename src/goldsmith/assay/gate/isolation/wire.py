@@ -32,6 +32,10 @@ from .protocol import Malformed
 
 _FACTS = ("outputs", "saved", "grads", "mutates")
 _HERE = ("live_outputs", "live_grads", "error", "overruns", "interpreted", "between")  # not as they are, or not at all
+_TEXTS_OF_EVENTS = {
+    "frames": 1, "file": 2, "folder": 1, "import": 1, "process": 1, "thread": 0, "traced": 1, "patched": 1, "left": 1,
+}  # fmt: skip
+_LONGEST = 300  # characters of a text of an event
 _PHASES = ("forward", "backward")
 
 
@@ -82,6 +86,18 @@ def outputs_from_data(data: object, count: int) -> list[dict[str, Tensor]]:
     return [_tensors(outputs) for outputs in data]
 
 
+def events_from_data(seen: Any) -> list[list[str]]:
+    """What a process has noted; Malformed for anything that `EventLog` does not note."""
+    if not isinstance(seen, list) or not all(map(_is_event, seen)):
+        raise Malformed("notes that nothing there makes")
+    return [[" ".join(text.split())[:_LONGEST] for text in note] for note in seen]
+
+
+def _is_event(note: Any) -> bool:
+    texts = isinstance(note, list) and note and all(isinstance(text, str) for text in note)
+    return bool(texts) and _TEXTS_OF_EVENTS.get(note[0], -1) == len(note) - 1
+
+
 def _target(target: Target) -> dict[str, object]:
     backward = target.backward if target.backward in (None, "auto") else "own"
     return {**{n: getattr(target, n) for n in _FACTS}, "backward": backward}
@@ -116,6 +132,7 @@ def results_to_data(run: CandidateRun) -> dict[str, object]:
         data["plain"]["outputs"] = list(different.values())
         data["plain"]["calls"] = [numbers[id(outputs)] for outputs in run.plain.outputs]
         data["plain"]["open"] = [vars(graph) for graph in run.plain.open]
+        data["plain"]["rewritten"] = None if run.plain.rewritten is None else vars(run.plain.rewritten)
     return data
 
 
@@ -202,12 +219,17 @@ def _plain(data: dict[str, Any]) -> PlainResults:
         inputs=_tensors(data["inputs"]),
         late=[(int(number), str(name)) for number, name in data["late"]],
         threads=int(data["threads"]),
-        open=[
-            OpenGraph(_tensors(g["outputs"]), _tensors(g["grads"], optional=True), tuple(_names(g["sent"])))
-            for g in data["open"]
-        ],
+        open=list(map(_graph, data["open"])),
+        rewritten=None if data["rewritten"] is None else _graph(data["rewritten"]),
         shared=[_tensors(outputs) for outputs in data["shared"]],
     )
+
+
+def _graph(data: dict[str, Any]) -> OpenGraph:
+    outputs, sent = _tensors(data["outputs"]), tuple(_names(data["sent"]))
+    if not outputs.keys() >= set(sent):
+        raise Malformed("gradients for results that were not sent")
+    return OpenGraph(outputs, _tensors(data["grads"], optional=True), sent)
 
 
 def _overrun(data: dict[str, Any]) -> Overrun:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Required, TypedDict, cast
 
-from ....core.json_values import parse_json
+from ....core.json_values import json_rows
 from . import checkpoints
 
 
@@ -28,15 +28,8 @@ class LogRow(TypedDict, total=False):
 
 def rows(path: Path) -> list[LogRow]:
     """The rows of a log, without a last line that a kill cut short."""
-    log_rows: list[LogRow] = []
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            log_rows.append(cast("LogRow", row))
-    return log_rows
+    found = [row for row in json_rows(path) if isinstance(row, dict) and isinstance(row.get("step"), int)]
+    return cast("list[LogRow]", found)
 
 
 class UnwrittenJournal:

@@ -9,10 +9,13 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 import torch
+
+from . import object_words
+from .known_modules import namespace
 
 _OURS = "goldsmith"
 _OWNERS = (
@@ -22,31 +25,41 @@ _OWNERS = (
     "os", "threading", "socket.socket", "json", "struct", "math", "statistics", "inspect",
     "numpy", "numpy.testing",
 )  # fmt: skip
+_PARTS = object_words.PARTS[:3]  # those that can be set
 _CONSTANTS = (int, float, complex, str, bytes, torch.dtype, torch.layout, torch.memory_format, types.ModuleType)
-_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
 
 
 class _Present:
-    """What names stand for, compared by identity and without a loop over names in Python."""
+    """What names stand for, compared by identity, where the words of a namespace or a function differ."""
 
     def __init__(
         self, attributes: list[tuple[Any, str]], functions: list[tuple[Any, Any]], classes: list[type]
     ) -> None:
         names = dict[int, tuple[Any, list[str]]]()
         for owner, name in attributes:
-            names.setdefault(id(owner), (vars(owner).get, []))[1].append(name)
-        self.owners = [(get, known, list(map(get, known))) for get, known in names.values()]
-        self.functions = [f for f, _ in functions]
-        self.parts = [(attrgetter(name), [body[at] for _, body in functions]) for at, name in enumerate(_PARTS)]
-        self.keys = [(vars(owner).keys(), set(vars(owner))) for owner in classes]
+            names.setdefault(id(owner), (owner, []))[1].append(name)
+        for kind in classes:
+            names.setdefault(id(kind), (kind, []))
+        keys = {id(owner): set(vars(owner)) for owner in classes}
+        self.owners = [
+            (vars(owner), known, list(map(vars(owner).get, known)), keys.get(id(owner)))
+            for owner, known in names.values()
+        ]
+        self.functions = functions
+        self.tags = object_words.of_dicts([namespace(owner) or {} for owner, _ in names.values()])
+        self.words = object_words.of_functions([f for f, _ in functions])
 
     def unchanged(self) -> bool:
-        return (
-            all(all(map(is_, map(get, names), values)) for get, names, values in self.owners)
-            and all(all(map(is_, map(get, self.functions), known)) for get, known in self.parts)
-            and all(now == known for now, known in self.keys)
-        )
+        return all(map(self._same_names, self.tags.changed())) and all(map(self._same_parts, self.words.changed()))
+
+    def _same_names(self, number: int) -> bool:
+        values, names, known, keys = self.owners[number]
+        return all(map(is_, map(values.get, names), known)) and keys in (None, values.keys())
+
+    def _same_parts(self, number: int) -> bool:
+        function, body = self.functions[number]
+        return _same(_body(function), body)
 
 
 class KnownFunctions:
