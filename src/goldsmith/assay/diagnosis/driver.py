@@ -32,9 +32,8 @@ from .experiments.other_cases import find_sure_case, joined
 from .facts.evidence import NO_TIME, Evidence, RunFact
 from .failing_case import find_failing, informative, prefer_failing_draw, prefer_numbers
 from .report import bundle
-from .report.open_questions import open_questions
 from .report.rendering import PAGE, Diagnosis
-from .report.trace_sentences import trace_sentences
+from .report.sentences import open_questions, trace_sentences
 from .shrink.smallest_case import smallest_case
 from .trace.line_search import add_line
 

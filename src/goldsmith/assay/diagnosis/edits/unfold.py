@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ..graph.node import Node
+from ..graph.node import Node, maker_of
 from ..graph.tensors import floating
 from .golden_edit import CALL, RESULT, NamedEdit, do, named
 from .primitives import windows as w
@@ -43,8 +43,7 @@ def _windows(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
 
 def _padding(node: Node, nodes: Sequence[Node], axis: int) -> tuple[int, int]:
     """Numbers of padding places before and after the input."""
-    x, key = node.args[0], node.makers[0]
-    maker = nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
+    x, maker = node.args[0], maker_of(nodes, node.makers[0])
     if maker is None or not isinstance(maker.out, Tensor) or maker.out.shape != x.shape:
         return 0, 0
     if maker.name == "constant_pad_nd":

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..edits.golden_edit import RESULT, Action, do
 from ..edits.primitives.formulas import applied
 from ..edits.primitives.tensors import replace_by
-from ..graph.node import Key, Node
+from ..graph.node import Key, Node, maker_of
 from ..graph.tensors import floating
 
 _SUMS = frozenset("add add_ sub sub_".split())
@@ -54,5 +54,5 @@ def vanishes(call: Node, addend: Tensor) -> bool:
 
 
 def _maker(calls: Sequence[Node], key: Key) -> Node | None:
-    maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    maker = maker_of(calls, key)
     return maker if maker is not None and maker.backward and maker.owns else None

@@ -18,13 +18,9 @@ def _infinite(r: Reading) -> int:
 def overflow(r: Reading) -> Match | None:
     """Inf, or NaN made from Inf, where the golden is finite: an intermediate left its dtype's range."""
     count = _infinite(r)
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "overflow":
-        return Match(
-            EXACT + 0.01,
-            nonfinite_origin.sentences,
-            {"stage": nonfinite_origin.stage, "operation": nonfinite_origin.op},
-        )
+    origin = r.first_nonfinite("overflow", EXACT + 0.01)
+    if origin is not None:
+        return origin
     if count and r.y is not None and r.g is not None:
         inf = int(torch.isinf(r.y).sum())
         largest = float(r.g[torch.isfinite(r.g)].abs().max())
@@ -89,13 +85,9 @@ def _blows_up(r: Reading) -> bool:
 
 def missing_max_shift(r: Reading) -> Match | None:
     """Exponentials of large arguments: an offset that cancels in the golden gives NaN or Inf."""
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "missing_max_shift":
-        return Match(
-            EXACT + 0.02,
-            nonfinite_origin.sentences,
-            {"stage": nonfinite_origin.stage, "operation": nonfinite_origin.op},
-        )
+    origin = r.first_nonfinite("missing_max_shift", EXACT + 0.02)
+    if origin is not None:
+        return origin
     offset = r.fails("offset")
     large = r.fails("scale 2^12")
     if not r.plain_wrong and offset is not None:

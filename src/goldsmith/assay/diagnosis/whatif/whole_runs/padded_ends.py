@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...edits.golden_edit import RESULT, Action, EditedRun, GoldenEdit, NamedEdit, do
 from ...edits.integers import filled
-from ...graph.node import Node
+from ...graph.node import Node, maker_of
 from ...graph.recording import Listening
 from ...graph.tensors import floating
 from ..search_context import SearchContext
@@ -127,11 +127,12 @@ def _before(calls: Sequence[Node], call: Node) -> set[int]:
     waiting = list(call.read)
     while waiting:
         key = waiting.pop()
-        if not isinstance(key, int) or not 0 <= key < len(calls) or key in seen:
+        maker = maker_of(calls, key)
+        if maker is None or maker.index in seen:
             continue
-        seen.add(key)
-        if (calls[key].name, calls[key].line) == (call.name, call.line):
-            nearest.add(key)
+        seen.add(maker.index)
+        if (maker.name, maker.line) == (call.name, call.line):
+            nearest.add(maker.index)
         else:
-            waiting += calls[key].read
+            waiting += maker.read
     return nearest

@@ -18,7 +18,7 @@ from ...edits.gradients.factors import forward_operands
 from ...edits.primitives.formulas import other_result
 from ...edits.reductions import axes_of
 from ...graph.graph import Graph
-from ...graph.node import Key, Node
+from ...graph.node import Key, Node, maker_of
 from ...graph.tensors import floating
 from ..vanishing import vanishes
 
@@ -56,7 +56,7 @@ def changes(calls: Sequence[Node], among: set[int]) -> Iterator[NamedEdit]:
 
 def _addends(calls: Sequence[Node], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:
     """The addends of a tensor, each with its sign."""
-    maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    maker = maker_of(calls, key)
     if maker is not None and maker.backward and maker.owns and maker.out.shape == value.shape and most:
         if maker.name == "neg":
             yield from _addends(calls, maker.makers[0], maker.args[0], -sign, most - 1)
