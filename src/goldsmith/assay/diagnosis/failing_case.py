@@ -92,7 +92,7 @@ def prefer_failing_draw(
     only_others = bool(findings) and all(plain(label(f)) == OTHERS for f in findings)
     if not only_others or failing._first is None or request.clock.lacks("the failing draw by itself", CHECKING):
         return failing, report
-    fact = facts(failing, only=(OTHERS,))[0].get(OTHERS)
+    fact = facts(failing, only=(OTHERS,)).get(OTHERS)
     if fact is not None and (fact.error or fact.stale):
         return failing, report
     with state.cleared():

@@ -18,6 +18,6 @@ functions `changes` take some of these arguments:
     judge     compares a tensor with the candidate's
 """
 
-from .engine import Search, explain, search
+from .engine import Search, search
 
-__all__ = ["Search", "explain", "search"]
+__all__ = ["Search", "search"]

@@ -61,20 +61,6 @@ def search(
     return Search(examination, tensor, judge, own, causes)
 
 
-def explain(
-    examination: Examination,
-    tensor: str,
-    got: Tensor,
-    own: CandidateRun,
-    *,
-    causes: frozenset[str] | None = None,
-    spent: Callable[[], bool] = lambda: False,
-) -> list[WhatIf]:
-    """The changes that a full search finds, the best first; `spent` ends it early."""
-    session = search(examination, tensor, got, own, causes=causes)
-    return [] if session is None else session.run(spent)
-
-
 class Search:
     """A search that tries changes in order of their priors; `run` can be called again to continue.
 
