@@ -18,9 +18,8 @@ from ..edits.gradients import indices as gradient_indices
 from ..experiments.isolate import named
 from ..graph.graph import Graph
 from ..graph.loops import turning
-from ..graph.node import Node
 from . import call_groups, lost_addends
-from .search_context import SearchContext
+from .changed_golden import ChangedGolden
 from .whole_runs import (
     composed_slices,
     padded_ends,
@@ -64,10 +63,9 @@ _OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
-def of(search: SearchContext, nodes: list[Node]) -> list[NamedEdit]:
+def of(search: ChangedGolden) -> list[NamedEdit]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
-    offered = partial(_offered, search, nodes)
-    known = _arguments(search, nodes)
+    nodes, offered, known = search.nodes, partial(_offered, search), _arguments(search)
 
     def of_table(table: tuple[tuple[str, Source, str], ...]) -> list[NamedEdit]:
         return [c for kind, edits, names in table for c in offered(kind, edits, *(known[n] for n in names.split()))]
@@ -90,14 +88,14 @@ def of(search: SearchContext, nodes: list[Node]) -> list[NamedEdit]:
     return waiting
 
 
-def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
+def _arguments(search: ChangedGolden) -> Mapping[str, Any]:
     """The arguments of the tables, by name."""
     examination = search.examination
     material, ref = examination.material, examination.ref
     forward = [n for n in ref.order if not n.endswith(".grad") and n != search.tensor]
     stages = {n: ref.values[n].double() for n in forward if n in ref.values and ref.values[n].is_floating_point()}
     return {
-        "search": search, "nodes": nodes, "behind": search.behind, "graph": Graph(nodes, search.behind),
+        "search": search, "nodes": search.nodes, "behind": search.behind, "graph": Graph(search.nodes, search.behind),
         "inputs": search.leaves, "tensor": search.tensor, "scalars": material.scalars,
         "numbers": {**material.sizes, **material.scalars},
         "narrowable": frozenset(n for n, t in material.inputs.items() if t.dtype == torch.float32),
@@ -106,7 +104,7 @@ def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _offered(search: SearchContext, nodes: list[Node], kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
+def _offered(search: ChangedGolden, kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
     """The changes of one kind; none if it raises an error, which is noted in `search.left_out`."""
     try:
         return [replace(edit, kind=kind) for edit in edits(*arguments)]

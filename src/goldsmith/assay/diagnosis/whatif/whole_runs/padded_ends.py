@@ -18,7 +18,7 @@ from ...edits.integers import filled
 from ...graph.node import Node, maker_of
 from ...graph.recording import Listening
 from ...graph.tensors import floating
-from ..search_context import SearchContext
+from ..changed_golden import ChangedGolden
 
 _MOST = 4096  # operators; longer goldens get none of these edits
 _LINES = 48
@@ -30,7 +30,7 @@ Pairs = list[tuple[int, int]]  # (operator in the golden's run, the same operato
 class _FullRuns:
     """Repeats the golden with full lengths before each edited run, and keeps the outputs of its operators."""
 
-    def __init__(self, search: SearchContext, full: NamedEdit):
+    def __init__(self, search: ChangedGolden, full: NamedEdit):
         self.search, self.full = search, EditedRun(full.edit)
         self.outputs: dict[int, Any] = {}
 
@@ -51,7 +51,7 @@ class _FullRuns:
         return self.outputs[index].to(out.dtype).clone()
 
 
-def changes(search: SearchContext, calls: Sequence[Node]) -> Iterator[NamedEdit]:
+def changes(search: ChangedGolden, calls: Sequence[Node]) -> Iterator[NamedEdit]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
     material = search.examination.material
