@@ -1,6 +1,5 @@
 """Where NaN and Inf begin, and which output gradient carries a wrong gradient."""
 
-import numpy
 import pytest
 import torch
 
@@ -33,27 +32,13 @@ def examination(kernel, golden=squares, cases=large, **more):
     return session_of(assay.Target(kernel, golden, cases=cases, **more))
 
 
-def test_a_product_that_overflows_float16_is_named_with_the_goldens():
+def test_a_product_that_overflows_float16_is_named():
     it = examination(halves, backward=None)
     born = provenance(it, it.first)
     assert (born.kind, born.stage, born.cause) == ("inf", "product", "overflow")
     assert born.op == "aten::mul" and "in halves" in " ".join(born.sentences)
-    assert any("reaches" in s and "beyond float16" in s for s in born.sentences), born
     best = assay.diagnose(it.target, probes="quick").causes[0]
     assert (best.id, best.tensor) == ("overflow", "product") and best.params["operation"] == "aten::mul"
-
-
-def test_a_kernel_outside_the_dispatcher_is_judged_through_the_golden():
-    def opaque(x, w):  # torch's dispatcher does not see numpy's operations
-        low = assay.stage("low", x + w).numpy().astype("float16")
-        with numpy.errstate(over="ignore"):
-            squared = low * low
-        product = assay.stage("product", torch.from_numpy(squared.astype("float32")))
-        return product / (1 + product)
-
-    it = examination(opaque, backward=None)
-    born = provenance(it, it.first)
-    assert (born.stage, born.op, born.cause) == ("product", "", "overflow"), born
 
 
 def test_an_exponential_without_its_maximum():

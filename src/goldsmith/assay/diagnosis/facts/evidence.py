@@ -86,7 +86,6 @@ class RunFact:
     nan           results and stages that hold NaN where the golden has none
     stale         inputs of the first run with which the golden gives this result; None: not tested
     alike         for slightly changed inputs: wrong tensor -> correlation of its errors with the first run's
-    computed      on zeroed memory: results that hold numbers other than 0 wherever the first run holds NaN
     kinds         of the findings about this run
     """
 
@@ -101,7 +100,6 @@ class RunFact:
     nan: tuple[str, ...] = ()
     stale: tuple[str, ...] | None = None
     alike: Mapping[str, float] = field(default_factory=dict)
-    computed: tuple[str, ...] = ()
     kinds: frozenset[str] = frozenset()
 
     @property
@@ -173,8 +171,7 @@ class NonFiniteOrigin:
 
     kind   "nan" or "inf"; stage: the first named tensor that holds it
     op     the operation that makes it from finite values; "" if torch's dispatcher sees none
-    cause  "overflow", "missing_max_shift", "missing_sync", "use_after_free" or "uninitialised_accumulator", or "" if
-           unknown
+    cause  "overflow", "missing_max_shift", "use_after_free" or "uninitialised_accumulator"; "" if unknown
     """
 
     kind: str
@@ -224,7 +221,7 @@ class Evidence:
     """The evidence about one failing case.
 
     tensor, golden, got   the first wrong tensor, both float64 (None if the candidate gave none)
-    other                 other results of the same run: name -> (got, golden), float64
+    other                 other results and stages of the same run: name -> (got, golden), float64
     whatif                changes of the golden that give the tensor, the best first
     runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
                           "layout transposed(x)", "scale 2^12", ...
