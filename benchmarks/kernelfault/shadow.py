@@ -114,7 +114,7 @@ def _edits(examination: Any, tensor: str) -> Iterator[tuple[str, str, str]]:
         print(f"{tensor}: {kind} was left out: {error}", file=sys.stderr)
         yield "left out", kind, f"left out {kind}"
     for change in changes:
-        if change.drawn or change.composed is not None:
+        if change.redone is not None or change.composed is not None:
             continue
         if change.free is not None:
             change = replace(change, edit=change.edit.with_number(_NUMBER), free=None)

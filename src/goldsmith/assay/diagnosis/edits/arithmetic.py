@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,11 +23,9 @@ from .primitives.formulas import (
     add_after,
     addend_sign,
     applied,
-    complement,
     drop_factor,
     formula,
     function,
-    ones,
     plus,
     repeat_factor,
     scale_after,
@@ -243,7 +242,7 @@ def _functions(node: Node) -> Iterator[NamedEdit]:
     if not node.backward and node.name in _WRAPS and floating(node.out) and node.out.numel():
         if bool(((node.out >= 0) & (node.out <= 1)).all()):  # a share whose complement is taken
             text = f"1 - {expression} stands in place of {expression}"
-            yield named(node, "swapped_results", 0.45, text, (RESULT, do(complement)),
+            yield named(node, "swapped_results", 0.45, text, (RESULT, do(applied, of=partial(torch.rsub, other=1))),
                         also=("wrong_factor", "missing_term"), factor=expression, term=expression)  # fmt: skip
         for name, cause, of in WRAPPED:
             if not node.name.startswith(name):
@@ -298,7 +297,8 @@ def _placed_factors(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     if node.name == "neg" and floating(node.out) and node.out.numel() > 1:
         name = node.operand(0) or "what is negated"
         text = f"{name} counts as one in {node.expression}"
-        yield named(node, "wrong_factor", 0.5, text, (0, do(ones)), factor=name, named=f"1/{name}")
+        as_one = 0, do(applied, of=torch.ones_like)
+        yield named(node, "wrong_factor", 0.5, text, as_one, factor=name, named=f"1/{name}")
 
 
 def _factors(nodes: Sequence[Node], node: Node, depth: int = 4) -> list[tuple[str, float]]:

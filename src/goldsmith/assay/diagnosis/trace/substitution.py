@@ -105,11 +105,11 @@ def substitutes(
         for other in _UNARY if name in _UNARY else ():
             yield Substitute(partial(_called, other), other, 1)
     for axis in range(out.dim() + 1) if name in ("sum", "mean", "amax", "max") else ():
-        yield Substitute(lambda call, axis=axis: call.otherwise(1, [axis]), f"over axis {axis}", 1)
+        yield Substitute(partial(_over, axis), f"over axis {axis}", 1)
     if name == "roll":
         yield Substitute(lambda call: call.otherwise(1, [-s for s in call.args[1]]), "rolled back", 1)
     for n in (1, -1) if name in ("select", "slice") else ():
-        yield Substitute(lambda call, n=n: call.otherwise(2, call.args[2] + n), f"index {n:+d}", 1)
+        yield Substitute(partial(_moved, n), f"index {n:+d}", 1)
     if not real or step.moves:
         return
     for i, argument in enumerate(step.args):
@@ -160,6 +160,14 @@ def _called(name: str, call: TracedCall, *, swapped: bool = False) -> object:
 def _with_operand(i: int, value: Tensor, call: TracedCall) -> object:
     old = call.args[i]
     return call.otherwise(i, value.reshape(old.shape).to(old.dtype))
+
+
+def _over(axis: int, call: TracedCall) -> object:
+    return call.otherwise(1, [axis])
+
+
+def _moved(by: int, call: TracedCall) -> object:
+    return call.otherwise(2, call.args[2] + by)
 
 
 def _changed(change: Callable[[Tensor], Tensor], call: TracedCall) -> Tensor:

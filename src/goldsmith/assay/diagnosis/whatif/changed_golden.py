@@ -20,9 +20,9 @@ from ..graph.graph import followed
 from ..graph.node import Changed, Instead, Key, Node, behind, compared
 from ..graph.recording import Listening
 from ..graph.replay import Replay, Unknown, taped
+from . import composed_slices
 from .judge import EXPLAINED, Judge
 from .vanishing import vanishing
-from .whole_runs import composed_slices
 from .witness import Operators, Witness, called, few, operators
 
 
@@ -110,8 +110,6 @@ class ChangedGolden:
         leaves, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
         run, edit = EditedRun(change.edit), change.edit
         try:
-            if change.before is not None:
-                change.before(leaves)
             leaves = {**leaves, **run.inputs(leaves)} if run.needs_inputs and not edit.backward_only else leaves
         except (RuntimeError, ZeroDivisionError):  # for example numbers that the input's dtype cannot hold
             return None
@@ -162,7 +160,7 @@ class ChangedGolden:
         It can be tested only if the golden calls the same operators on both draws, because a change names an operator
         by its index.
         """
-        if few(self.judge) or change.drawn or change.composed is not None or change.of_this_draw:
+        if few(self.judge) or change.redone is not None or change.composed is not None or change.of_this_draw:
             return True
         alike = [draw for draw in self.witnesses if draw.operators == self.all_operators]
         return not alike or self.explains_other_draws(change)

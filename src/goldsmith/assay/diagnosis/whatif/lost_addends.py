@@ -47,7 +47,7 @@ def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[Na
             times = torch.where(golden == 0, times, golden / out)
         change = _change(calls, call, judge, times)
         if change is not None:
-            yield replace(change, drawn=True, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
+            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
 
 
 def _linear(calls: Sequence[Node], call: Node, i: int, a: object) -> bool:

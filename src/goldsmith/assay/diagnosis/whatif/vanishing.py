@@ -42,12 +42,12 @@ def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Action]:
             maker = _maker(calls, maker.makers[0])
         if maker is not None and maker.name in _SUMS and maker.out.shape == call.args[0].shape:
             addends += [t for t in maker.tensors[:2] if t.shape == maker.out.shape]
-        if any(vanishes(call, t) for t in addends):
+        if any(_vanishes(call, t) for t in addends):
             zeroed[call.index] = Action(call.index, RESULT, do(replace_by, new=call.out))
     return zeroed
 
 
-def vanishes(call: Node, addend: Tensor) -> bool:
+def _vanishes(call: Node, addend: Tensor) -> bool:
     axes = call.args[1] if len(call.args) > 1 and call.args[1] else list(range(addend.dim()))
     size, total = addend.abs().sum(axes), addend.sum(axes).abs()
     return bool((size > 0).any()) and bool((total <= _LEAST * size).all())

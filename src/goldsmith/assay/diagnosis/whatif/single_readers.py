@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...edits.golden_edit import NamedEdit, do, named
-from ...graph.node import Key, Node, maker_of
-from ...graph.tensors import floating, replaced, seen_through
+from ..edits.golden_edit import NamedEdit, do, named
+from ..graph.node import Key, Node, maker_of
+from ..graph.tensors import floating, replaced, seen_through
 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
