@@ -33,6 +33,6 @@ def test_a_cache_between_sizes_is_still_blamed():
 
 def test_memory_that_is_wrong_when_zeroed_is_no_uninitialised_sum():
     evidence = poisoned(0.5, right=False)
-    evidence.runs["zeroed memory"] = type(evidence.runs["zeroed memory"])("zeroed memory", ("y",))
+    evidence.runs["zeroed memory"] = type(evidence.runs["zeroed memory"])("zeroed memory", ("y",), computed=("y",))
     assert "uninitialised_accumulator" not in matches(evidence)
     assert "uninitialised_accumulator" in matches(poisoned(0.5, right=True))

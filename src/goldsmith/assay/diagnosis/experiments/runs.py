@@ -151,9 +151,11 @@ def judged_run(examination: Examination, name: str, how: RunSettings, material: 
     nan = _nan_in(run, ref)
     stale = _stale(examination, run, material, wrong) if name == OTHERS else None
     alike = _alike(examination, run, ref, wrong) if name == NUDGED else {}
+    computed = _computed(examination, run) if name == ZEROED else ()
     return RunFact(
-        name, tuple(wrong), same, apart, text=text, first=first, late=run.late_bytes, nan=nan, stale=stale, alike=alike
-    )
+        name, tuple(wrong), same, apart, text=text, first=first, late=run.late_bytes, nan=nan, stale=stale,
+        alike=alike, computed=computed,
+    )  # fmt: skip
 
 
 def _alike(examination: Examination, run: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
@@ -194,6 +196,17 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
     others = tuple(n for n in inputs if n not in floating)
     tries = [*((n,) for n in inputs), floating, others, tuple(inputs)]
     return [names for names in dict.fromkeys(tries) if names]
+
+
+def _computed(examination: Examination, run: CandidateRun) -> tuple[str, ...]:
+    """Results that hold a number other than 0 wherever the first run holds NaN and the golden does not."""
+    now, names = named(run), []
+    for name in _nan_in(examination.first, examination.ref):
+        first, got = named(examination.first)[name][1], now.get(name, ("", None))[1]
+        if first is not None and got is not None and got.shape == first.shape:
+            there = got[torch.isnan(first) & ~torch.isnan(examination.ref.values[name])]
+            names += [name] if bool((there != 0).all()) else []
+    return tuple(names)
 
 
 def _nan_in(run: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:

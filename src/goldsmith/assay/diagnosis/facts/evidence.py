@@ -86,6 +86,7 @@ class RunFact:
     nan           results and stages that hold NaN where the golden has none
     stale         inputs of the first run with which the golden gives this result; None: not tested
     alike         for slightly changed inputs: wrong tensor -> correlation of its errors with the first run's
+    computed      on zeroed memory: results that hold numbers other than 0 wherever the first run holds NaN
     kinds         of the findings about this run
     """
 
@@ -100,6 +101,7 @@ class RunFact:
     nan: tuple[str, ...] = ()
     stale: tuple[str, ...] | None = None
     alike: Mapping[str, float] = field(default_factory=dict)
+    computed: tuple[str, ...] = ()
     kinds: frozenset[str] = frozenset()
 
     @property

@@ -182,6 +182,11 @@ class Reading:
         return any(label(f) in ("", "values", "debug outputs") for f in findings)
 
     @cached_property
+    def made_of_nothing(self) -> bool:
+        """True if elements with NaN were written, but computed from unwritten memory."""
+        return any(self.e.tensor in run.computed for run in self.runs("zeroed memory"))
+
+    @cached_property
     def nothing_there(self) -> bool:
         """True if the golden is 0 in all unwritten elements, and all its nonzero elements were written."""
         if self.y is None or self.g is None:

@@ -61,6 +61,18 @@ def off_by_one(r: Reading) -> Match | None:
         return Match(SEEN, (r.e.error or "", "it is the place after the last one"), {})
     if r.e.error and r.raised.one_apart:
         return Match(HINT + 0.1, (r.e.error or "",), {})
+    return _next_row(r)
+
+
+def _next_row(r: Reading) -> Match | None:
+    """Values in a row reach the first element of the next row and no other: a store one past the row's end."""
+    for f in r.findings("taint"):
+        at = list(f.location.axes.values()) if f.location is not None else []
+        row = f.values.get("index") if f.kind == "leak" else None
+        if row is None or len(at) < 2 or any(len(spans) != 1 or spans[0][0] != spans[0][1] for spans in at):
+            continue
+        if at[-1][0][0] == 0 and at[-2][0][0] == row + 1:
+            return Match(SEEN - 0.05, (f.text, "that is the place after the end of the row"), {"tensor": f.tensor})
     return None
 
 

@@ -25,6 +25,8 @@ def never_written(r: Reading) -> Match | None:
     if r.right("zeroed memory"):
         return Match(SEEN, (text, "on zeroed memory the result is right"), params) if r.nothing_there else None
     if r.fails("zeroed memory"):
+        if r.made_of_nothing:
+            return Match(LIKELY, (text, "it is written there, with values computed from such memory"), params)
         return Match(EXACT, (text, "on zeroed memory it is wrong, too"), params)
     return Match(SEEN if share < 1 else LIKELY, (text,), params)
 
