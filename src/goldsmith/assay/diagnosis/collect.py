@@ -30,6 +30,7 @@ from .experiments.isolate import Isolation, handed_in, isolate, named, order
 from .experiments.nan_leaks import first_nan_leak
 from .experiments.provenance import provenance
 from .experiments.runs import facts
+from .experiments.tensor_operators import tensor_operators
 from .facts.arithmetic import arithmetic
 from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, StageState
 from .whatif import Search, search
@@ -139,6 +140,7 @@ def collect(
         ))  # fmt: skip
     if time.for_("the choice", 0.0):
         _step(evidence, "the choice", lambda: examine_decision(examination, evidence))
+        evidence.operators |= _step(evidence, "operators", lambda: tensor_operators(examination, evidence)) or set()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _first_in_other_runs(evidence) or first.tensor
     if table.first_wrong is None and not _first_in_other_runs(evidence) and time.for_("leaks", 0.0):
