@@ -108,17 +108,17 @@ def _edits(examination: Any, tensor: str) -> Iterator[tuple[str, str, str]]:
     bounded = examination.ref.bounded[tensor]
     judge = Judge(bounded.value + 1, bounded.value, bounded.bound)
     search = Search(examination, tensor, judge, examination.first, None)
-    changes = sorted(offers.of(search, search.record()), key=lambda c: -c.prior)
+    changes = sorted(offers.of(search), key=lambda c: -c.prior)
     same = _digest(torch, search.values_after({}, tensor), tensor)
     for kind, error in search.left_out.items():
         print(f"{tensor}: {kind} was left out: {error}", file=sys.stderr)
         yield "left out", kind, f"left out {kind}"
     for change in changes:
-        if change.drawn or change.composed is not None:
+        if change.redone is not None or change.composed is not None:
             continue
         if change.free is not None:
             change = replace(change, edit=change.edit.with_number(_NUMBER), free=None)
-        digest = _digest(torch, search._run_changed(change, tensor), tensor)
+        digest = _digest(torch, search.run_changed(change, tensor), tensor)
         if digest not in ("", same):
             yield change.cause, change.text, digest
 

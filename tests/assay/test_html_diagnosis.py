@@ -11,7 +11,6 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis import Cause
 from goldsmith.assay.diagnosis.report import page as diagnosis_page
 from goldsmith.assay.diagnosis.report import view as diagnosis_view
-from goldsmith.assay.diagnosis.report.case_outcomes import case_outcomes
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note
 
@@ -71,7 +70,7 @@ def test_the_cases_are_a_table_of_pass_and_fail():
     report.rows, report.findings = [], [f for f in report.findings if f.case == failed]
     report.notes = [Note("not_run", "k", "the case did not run: the budget was spent", "late[T=9]")]
     diagnosis = samples.diagnosis(report=report)
-    assert case_outcomes(diagnosis) == {passed: "pass", failed: "FAIL", "late[T=9]": "not run"}
+    assert diagnosis.case_outcomes() == {passed: "pass", failed: "FAIL", "late[T=9]": "not run"}
     table = [(name, result) for name, result, _ in diagnosis_view.case_table(diagnosis)]
     assert table == [(passed, "pass"), (failed, "FAIL"), ("late[T=9]", "not run")]
     assert all(name in page_of(diagnosis).visible_text().partition(" Cases ")[2] for name, _ in table)
@@ -83,7 +82,7 @@ def test_the_cases_are_a_table_of_pass_and_fail():
 def test_cases_that_the_diagnosis_did_not_need_are_listed_by_the_target():
     golden, rows = (lambda x: x * 2), assay.case(T=[1, 2, 3])(lambda make, T: {"x": make.normal(T, 4)})
     target = assay.Target(lambda x: x * 3, golden, cases=rows, name="k")
-    outcomes = case_outcomes(assay.diagnose(target, budget_s=20))
+    outcomes = assay.diagnose(target, budget_s=20).case_outcomes()
     assert sorted(outcomes) == [case.name for case in target.cases] and set(outcomes.values()) == {"FAIL", "not run"}
 
 

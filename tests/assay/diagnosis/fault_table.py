@@ -5,7 +5,14 @@ import math
 import torch
 
 from assay.diagnosis.faulty import checked, draw, pair, report
-from goldsmith.assay.diagnosis.facts.evidence import Evidence, Influence, MemoryFact, RunFact, StageState
+from goldsmith.assay.diagnosis.facts.evidence import (
+    Evidence,
+    Influence,
+    MemoryFact,
+    NonFiniteOrigin,
+    RunFact,
+    StageState,
+)
 from goldsmith.assay.diagnosis.facts.patterns import patterns
 from goldsmith.assay.report.results import Location
 
@@ -51,6 +58,17 @@ def late(**runs):
 def ran(evidence, **runs):
     for name, (wrong, same) in runs.items():
         evidence.runs[name] = RunFact(name, wrong=("y",) if wrong else (), same=same)
+    return evidence
+
+
+def freed():
+    origin = NonFiniteOrigin("nan", "y", "add", "use_after_free", ("memory that was freed is read",))
+    return Evidence(report=report("y is wrong"), tensor="y", nonfinite_origin=origin)
+
+
+def written_late():
+    evidence = pair(put(0.0, 3), G)
+    evidence.runs["watched afterwards"] = RunFact("watched afterwards", wrong=("y",), late=64)
     return evidence
 
 
@@ -160,12 +178,12 @@ TABLE = (
     ("stray_read", "guard", lambda: fact("stray_read")),
     ("aliased", "shared", lambda: fact("aliased")),
     ("input_modified", "as checked", lambda: checked(lambda x, w: x.detach().mul_(w).sum(-1), backward=None)),
-    ("use_after_free", "freed", lambda: fact("use_after_free")),
+    ("use_after_free", "freed", freed),
     ("stale_state", "second call", lambda: late(second_call=True, other_inputs=False)),
     ("stale_copy", "f(W + d) = f(W), as checked", lambda: checked(lambda x, w: keeps(x, w), backward=None)),
     ("stale_config", "other sizes", lambda: late(second_call=False, other_sizes=True)),
-    ("race", "right at one thread", lambda: ran(pair(put(0.0, 3), G), **{"one thread": (False, False)})),
-    ("missing_sync", "right when waited for", lambda: ran(pair(put(0.0, 3), G), synchronised=(False, False))),
+    ("race", "right at one thread", lambda: ran(pair(put(0.0, 3), G), **{"1 thread": (False, False)})),
+    ("missing_sync", "written after it returned", written_late),
     ("overflow", "Inf", far_inside),
     ("missing_max_shift", "as checked", lambda: checked(_bare_softmax, _softmax, backward=None)),
     ("nan_swallowed", "as checked", lambda: checked(lambda x, w: (x * w).nan_to_num().sum(-1), backward=None)),

@@ -4,7 +4,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay import probes
-from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.diagnosis.whatif import search
 from goldsmith.assay.judge.examination import Examination
 from goldsmith.assay.probes import values
 
@@ -17,6 +17,12 @@ def session_of(target, selected=("values", "ensemble", "poison", "alias"), dtype
     )
     values.run(examination)
     return examination
+
+
+def explain(examination, tensor, got, own, *, causes=None, spent=lambda: False):
+    """The changes that a full search finds, the best first; `spent` ends it early."""
+    session = search(examination, tensor, got, own, causes=causes)
+    return [] if session is None else session.run(spent)
 
 
 def best(kernel, golden, cases, tensor="y", **more):

@@ -13,7 +13,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.causes.rules import matches
 from goldsmith.assay.diagnosis.facts.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
 from goldsmith.assay.diagnosis.facts.ratios import ratios
-from goldsmith.assay.diagnosis.report.open_questions import open_questions
+from goldsmith.assay.diagnosis.report.sentences import open_questions
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 

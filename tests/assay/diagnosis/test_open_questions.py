@@ -6,7 +6,7 @@ from assay.diagnosis.faulty import report
 from assay.diagnosis.targets import layer
 from goldsmith import assay
 from goldsmith.assay.diagnosis.facts.evidence import CULPRIT, OBSERVED, Evidence, StageState, WhatIf
-from goldsmith.assay.diagnosis.report.open_questions import open_questions
+from goldsmith.assay.diagnosis.report.sentences import open_questions
 
 pytestmark = pytest.mark.sweep(8)
 

@@ -53,7 +53,7 @@ def test_a_rule_is_lower_on_other_faults(i):
 
 
 def right():
-    again = ("second_call", "other_inputs", "back", "repeat 1", "one thread")
+    again = ("second_call", "other_inputs", "back", "repeat 1", "1 thread")
     runs = {n: RunFact(n) for n in (*again, "layout transposed(x)", "scale 2^12", "scale 2^-12", "flat", "offset")}
     return pair(G.float(), G, report=report(verdict="pass"), runs=runs)
 

@@ -46,7 +46,7 @@ def test_a_stale_copy_of_any_input_is_recognised(name):
 
 @pytest.mark.parametrize("name", ["n", "mask"])
 def test_the_run_with_other_inputs_names_the_stale_input(name):
-    fact: RunFact = facts(session_of(keeps(name)), only=(OTHERS,))[0][OTHERS]
+    fact: RunFact = facts(session_of(keeps(name)), only=(OTHERS,))[OTHERS]
     assert fact.wrong == ("y",) and fact.stale == (name,), fact
 
 

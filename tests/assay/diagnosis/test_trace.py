@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.checks import examine
 from goldsmith.assay.diagnosis.trace.line_search import NoLine, traced_line
-from goldsmith.assay.diagnosis.trace.lookup import Lookup
+from goldsmith.assay.diagnosis.trace.lookup import GoldenValue, Lookup
 
 TORCH = """
 import torch
@@ -150,10 +150,12 @@ GOLDEN = torch.randn(64, generator=torch.Generator().manual_seed(1), dtype=torch
     ids=["a_slice", "negated", "rounded", "other_numbers", "zeros", "small_integers"],
 )  # fmt: skip
 def test_numbers_are_found_up_to_order_tiling_and_sign(numbers, name):
-    match = Lookup([("h", GOLDEN, 0), ("grid", torch.arange(32.0).double(), 0)]).find(numbers, 2.0**-23)
+    match = Lookup([GoldenValue("h", GOLDEN, 0), GoldenValue("grid", torch.arange(32.0).double(), 0)]).find(
+        numbers, 2.0**-23
+    )
     assert (match and match.name) == name
 
 
 def test_numbers_that_any_other_number_would_match_are_not_evidence():
     crowded = torch.linspace(-3, 3, 60_000, dtype=torch.float64)
-    assert Lookup([("h", crowded, 0)]).find(GOLDEN[:16], 2.0**-10) is None
+    assert Lookup([GoldenValue("h", crowded, 0)]).find(GOLDEN[:16], 2.0**-10) is None

@@ -1,6 +1,5 @@
 """Where NaN and Inf begin, and which output gradient carries a wrong gradient."""
 
-import numpy
 import pytest
 import torch
 
@@ -9,8 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.collect import begin
 from goldsmith.assay.diagnosis.experiments.cotangents import carriers
 from goldsmith.assay.diagnosis.experiments.provenance import provenance
-from goldsmith.assay.diagnosis.report.open_questions import open_questions
-from goldsmith.assay.diagnosis.report.trace_sentences import trace_sentences
+from goldsmith.assay.diagnosis.report.sentences import trace_sentences
 
 
 @assay.case(T=[5], D=[6])
@@ -34,27 +32,13 @@ def examination(kernel, golden=squares, cases=large, **more):
     return session_of(assay.Target(kernel, golden, cases=cases, **more))
 
 
-def test_a_product_that_overflows_float16_is_named_with_the_goldens():
+def test_a_product_that_overflows_float16_is_named():
     it = examination(halves, backward=None)
     born = provenance(it, it.first)
     assert (born.kind, born.stage, born.cause) == ("inf", "product", "overflow")
     assert born.op == "aten::mul" and "in halves" in " ".join(born.sentences)
-    assert any("reaches" in s and "beyond float16" in s for s in born.sentences), born
     best = assay.diagnose(it.target, probes="quick").causes[0]
     assert (best.id, best.tensor) == ("overflow", "product") and best.params["operation"] == "aten::mul"
-
-
-def test_a_kernel_outside_the_dispatcher_is_judged_through_the_golden():
-    def opaque(x, w):  # torch's dispatcher does not see numpy's operations
-        low = assay.stage("low", x + w).numpy().astype("float16")
-        with numpy.errstate(over="ignore"):
-            squared = low * low
-        product = assay.stage("product", torch.from_numpy(squared.astype("float32")))
-        return product / (1 + product)
-
-    it = examination(opaque, backward=None)
-    born = provenance(it, it.first)
-    assert (born.stage, born.op, born.cause) == ("product", "", "overflow"), born
 
 
 def test_an_exponential_without_its_maximum():
@@ -130,25 +114,20 @@ def sentence(fault):
 
 
 @pytest.mark.parametrize(
-    "fault, outputs, always, parts, unit",
+    "fault, outputs, always, parts",
     [
-        ("y0", ("y0",), False, {}, (0, 0)),
-        ("both", ("y0", "y1"), False, {}, (0, 0)),
-        ("always", ("y0", "y1"), True, {}, None),
-        ("crossed", (), False, {}, None),
-        ("tail", ("y0",), False, {}, None),
-        ("middle", ("y0",), False, {0: ((2, 2),)}, (2, 0)),
+        ("y0", ("y0",), False, {}),
+        ("both", ("y0", "y1"), False, {}),
+        ("always", ("y0", "y1"), True, {}),
+        ("crossed", (), False, {}),
+        ("tail", ("y0",), False, {}),
+        ("middle", ("y0",), False, {0: ((2, 2),)}),
+        ("between", ("y0",), False, {0: ()}),
     ],
 )
-def test_the_output_whose_gradient_carries_the_fault(fault, outputs, always, parts, unit):
+def test_the_output_whose_gradient_carries_the_fault(fault, outputs, always, parts):
     _, result = sentence(fault)
-    assert (result.outputs, result.always, dict(result.parts), result.unit) == (outputs, always, parts, unit)
-
-
-def test_a_fault_that_needs_several_rows_at_once():
-    _, result = sentence("between")
-    assert result.outputs == ("y0",) and dict(result.parts) == {} and result.unit is None
-    assert result.together == (0,)
+    assert (result.outputs, result.always, dict(result.parts)) == (outputs, always, parts)
 
 
 def test_only_gradients_are_traced():
@@ -157,22 +136,21 @@ def test_only_gradients_are_traced():
 
 
 @pytest.mark.parametrize(
-    "fault, message, open_",
+    "fault, message",
     [
-        ("y0", "x.grad is wrong with grad_y0 alone, and right with grad_y1 alone", ""),
-        ("middle", "makes it wrong in axis 0 [2] alone; a single 1 in grad_y0 at [2, 0] shows it", ""),
-        ("both", "", "The gradients of y0 and y1 each make x.grad wrong"),
-        ("crossed", "", "No output's gradient alone makes x.grad wrong"),
-        ("between", "", "No slice of grad_y0 along axis 0 alone makes x.grad wrong"),
-        ("always", "x.grad is wrong with zeros for every output gradient", ""),
+        ("y0", "x.grad is wrong with grad_y0 alone, and right with grad_y1 alone"),
+        ("middle", "makes it wrong in axis 0 [2] alone"),
+        ("both", "grad_y0 and grad_y1 each make x.grad wrong"),
+        ("crossed", "No output's gradient alone makes x.grad wrong"),
+        ("between", "No slice of grad_y0 along axis 0 alone makes x.grad wrong"),
+        ("always", "x.grad is wrong with zeros for every output gradient"),
     ],
 )
-def test_the_sentences_of_a_trace(fault, message, open_):
+def test_the_sentences_of_a_trace(fault, message):
     it, result = sentence(fault)
     evidence = begin(it, assay.check(it.target, raises=False))
     evidence.carriers = result
-    assert message in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
-    assert bool(open_) == bool(open_questions(evidence, []))
+    assert message in " ".join(trace_sentences(evidence))
 
 
 def test_a_diagnosis_prints_its_traces():

@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from assay.diagnosis.targets import adapter, layer, session_of
+from assay.diagnosis.targets import adapter, explain, layer, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.driver import diagnose
 from goldsmith.assay.diagnosis.experiments.isolate import named
-from goldsmith.assay.diagnosis.whatif import explain
 
 pytestmark = pytest.mark.sweep(8)
 

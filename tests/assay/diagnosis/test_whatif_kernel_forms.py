@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from assay.diagnosis.targets import session_of
+from assay.diagnosis.targets import explain, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif import explain
 
 pytestmark = pytest.mark.sweep(8)
 

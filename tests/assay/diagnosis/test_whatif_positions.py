@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from assay.diagnosis.targets import session_of
+from assay.diagnosis.targets import explain, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.influence import influence
-from goldsmith.assay.diagnosis.whatif import explain
 
 pytestmark = pytest.mark.sweep(8)
 

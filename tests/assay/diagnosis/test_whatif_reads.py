@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from assay.diagnosis.targets import layer, session_of
+from assay.diagnosis.targets import explain, layer, session_of
 from goldsmith import assay
 from goldsmith.assay.checks import examine
 from goldsmith.assay.diagnosis.causes.rules import matches
 from goldsmith.assay.diagnosis.collect import begin, collect
 from goldsmith.assay.diagnosis.experiments.influence import influence
 from goldsmith.assay.diagnosis.experiments.isolate import order
-from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import QUICK as PROBES
 
 pytestmark = pytest.mark.sweep(8)

@@ -17,7 +17,7 @@ from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
-from ..report.results import CERTAIN, MEMORY_KINDS, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
+from ..report.results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
 from ..support.deadline import Pace
 from .causes.likelihood import SURE
 from .causes.rank import strength
@@ -32,7 +32,7 @@ from .experiments.provenance import provenance
 from .experiments.runs import facts
 from .experiments.tensor_operators import tensor_operators
 from .facts.arithmetic import arithmetic
-from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
+from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, StageState
 from .whatif import Search, search
 from .whatif.engine import seconds
 
@@ -47,7 +47,6 @@ def begin(examination: Examination, report: Report) -> Evidence:
     """The evidence that the check alone gives."""
     evidence = Evidence(
         report,
-        memory=_memory(report),
         scalars={n: v for n, v in examination.material.scalars.items()},
         sizes=dict(examination.material.sizes),
         dtype=str(examination.dtype).removeprefix("torch."),
@@ -333,21 +332,13 @@ def _location(got: Tensor, against: GoldenTensor) -> Location | None:
 
 
 def _others(examination: Examination, own: CandidateRun, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The other results: (candidate, golden) by name."""
+    """The other results and stages: (candidate, golden) by name."""
     others: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, _, got in own.results():
+    for name, (_, got) in named(own).items():
         golden = examination.ref.values.get(name)
         if name != tensor and got is not None and golden is not None and golden.shape == got.shape:
             others[name] = got.detach().double(), golden.double()
     return others
-
-
-def _memory(report: Report) -> list[MemoryFact]:
-    return [
-        MemoryFact(f.kind, f.tensor, f.text, f.location, f.run, f.values)
-        for f in report.findings
-        if f.kind in MEMORY_KINDS
-    ]
 
 
 def described(examination: Examination) -> dict[str, Any]:

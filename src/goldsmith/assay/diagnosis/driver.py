@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from .. import probes as catalogue
-from ..checks import INTERRUPTED, NARROW, examine
+from ..checks import INTERRUPTED, NARROW
 from ..declare.arguments import check_arguments, check_folder
 from ..declare.case import Case
 from ..declare.explained_arguments import explained_options
@@ -25,16 +25,16 @@ from . import crash_safety
 from .causes.likelihood import SURE
 from .causes.patched import with_patch
 from .causes.rank import rank, strength
-from .clock import CHECKING, COLLECTING, SPENT, Clock
+from .clock import COLLECTING, SPENT, Clock
 from .collect import Depth, begin, collect, described
 from .experiments.extra_calls import fresh_start
 from .experiments.other_cases import find_sure_case, joined
 from .facts.evidence import NO_TIME, Evidence, RunFact
 from .failing_case import find_failing, informative, prefer_failing_draw, prefer_numbers
 from .report import bundle
-from .report.open_questions import open_questions
 from .report.rendering import PAGE, Diagnosis
-from .report.trace_sentences import trace_sentences
+from .report.sentences import open_questions, trace_sentences
+from .request import Request
 from .shrink.smallest_case import smallest_case
 from .trace.line_search import add_line
 
@@ -93,16 +93,16 @@ def diagnose(
     cases = informative(list(target.cases)) if case is None else [target.case(case)]
     clock = Clock(budget_s)
     asked, target = target, crash_safety.surviving(target)
-    state = CandidateState(target)
-    report, failing, later = find_failing(target, cases, dtype, device, seed, selected, clock, state)
+    request, state = Request(target, cases, dtype, device, seed, selected, clock), CandidateState(target)
+    report, failing, later = find_failing(request, state)
     diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
     crash_safety.failed(target)
     if failing is not None and not state.changed:
         target = crash_safety.in_own_process(target, failing, budget_s)
-        state = CandidateState(target)
+        request, state = replace(request, target=target), CandidateState(target)
     if failing is not None and not report.partial:
-        failing, report = prefer_numbers(target, cases, failing, report, seed, selected, clock)
-        failing, report = prefer_failing_draw(target, failing, report, state, seed, selected, clock)
+        failing, report = prefer_numbers(request, failing, report)
+        failing, report = prefer_failing_draw(request, failing, report, state)
         diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None:
         try:
@@ -112,13 +112,13 @@ def diagnose(
                 later |= fresh_start(failing, state)
             _explain(diagnosis, failing, later, clock)
             clock.stage = "wider"
-            diagnosis = _in_float32(diagnosis, target, failing, seed, selected, clock) or diagnosis
+            diagnosis = _in_float32(diagnosis, request, failing) or diagnosis
             clock.stage = "beside"
             add_line(diagnosis, target, failing, clock.smallest, clock.lacks)
-            _use_other_case(diagnosis, target, failing, seed, selected, clock)
+            _use_other_case(diagnosis, request, failing)
             if patch:
                 clock.stage = "patch"
-                _find_patch(diagnosis, target, failing, clock, propose, progress)
+                _find_patch(diagnosis, request, failing, propose, progress)
         except KeyboardInterrupt:
             diagnosis.partial = INTERRUPTED
     left_out = dict.fromkeys([n.left_out for n in report.notes if n.id == "budget"] + clock.left_out)
@@ -164,26 +164,21 @@ def _explain(diagnosis: Diagnosis, examination: Examination, later: dict[str, Ru
         _make_small(diagnosis, examination, clock)
 
 
-def _in_float32(
-    diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: Clock
-) -> Diagnosis | None:
+def _in_float32(diagnosis: Diagnosis, request: Request, examination: Examination) -> Diagnosis | None:
     """Run the same case with float32 inputs. Returns the diagnosis of that case if 16-bit rounding hides the cause."""
     if diagnosis.verdict != FAIL or examination.dtype not in NARROW or examination.case.given or diagnosis.partial:
         return None
-    if clock.lacks("the same case with float32 inputs", more=diagnosis.report.seconds):
+    if request.clock.lacks("the same case with float32 inputs", more=diagnosis.report.seconds):
         return None
     best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
-    wanted = selected if best < _SURE else selected & frozenset(catalogue.QUICK)
-    share = None if clock.seconds is None else CHECKING / 2 * clock.seconds
-    report, examinations = examine(
-        target, [examination.case], torch.float32, examination.device, seed, wanted, share, until_failing=True
-    )
+    probes = request.selected if best < _SURE else request.quick
+    report, examinations = request.check([examination.case], torch.float32, probes=probes)
     raised = bool(examinations) and examinations[0].first.error is not None
     diagnosis.float32 = "raises" if raised else {FAIL: "fails", PASS: "passes"}.get(report.verdict, "")
     if report.verdict != FAIL or not examinations or raised or best >= _SURE:
         return None
     wide = Diagnosis(report.verdict, report, float32=diagnosis.float32)
-    _explain(wide, examinations[0], {}, clock)
+    _explain(wide, examinations[0], {}, request.clock)
     if not wide.causes or strength(wide.evidence) <= best:
         return None
     narrow = str(examination.dtype).removeprefix("torch.")
@@ -191,20 +186,14 @@ def _in_float32(
     return wide
 
 
-def _use_other_case(
-    diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: Clock
-) -> None:
+def _use_other_case(diagnosis: Diagnosis, request: Request, examination: Examination) -> None:
     """If no rule is sure in this case, use another case in which one is."""
     evidence = diagnosis.evidence
     if diagnosis.verdict != FAIL or diagnosis.partial or evidence is None or evidence.error or not diagnosis.causes:
         return
     if strength(evidence) >= SURE or evidence.first_wrong is None:
         return
-    share = None if clock.seconds is None else CHECKING / 2 * clock.seconds
-    sure_case = find_sure_case(
-        target, examination, evidence, diagnosis.causes[0].score, seed, selected,
-        lambda more: clock.lacks("other cases, in which a rule may be sure", COLLECTING, more), share,
-    )  # fmt: skip
+    sure_case = find_sure_case(request, examination, evidence, diagnosis.causes[0].score)
     if sure_case is not None:
         case, causes = sure_case
         diagnosis.causes = joined(diagnosis.causes, causes, case)
@@ -212,9 +201,9 @@ def _use_other_case(
 
 
 def _find_patch(
-    diagnosis: Diagnosis, target: Target, failing: Examination, clock: Clock, propose: str | None,
-    progress: Callable[[str], None],
-) -> None:  # fmt: skip
+    diagnosis: Diagnosis, request: Request, failing: Examination, propose: str | None, progress: Callable[[str], None]
+) -> None:
+    target, clock = request.target, request.clock
     if diagnosis.verdict != FAIL or diagnosis.partial or clock.lacks("the search for a patch", COLLECTING):
         return
     from .source.search import find_patch, patch_seconds  # loads what starts child processes

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-
-from .. import probes as catalogue
-from ..checks import INTERRUPTED, examine
+from ..checks import INTERRUPTED
 from ..declare.case import Case
-from ..declare.target import Target
 from ..judge.examination import Examination
 from ..report.check_report import Report
-from ..report.results import FAIL, NOT_RUN, PASS, UNJUDGED, Note
+from ..report.results import FAIL, NOT_RUN, PASS, QUALITY, UNJUDGED, Finding, Note
 from ..support.candidate_state import CandidateState
 from ..support.deadline import until
+from .causes.rules.reading import label, plain
 from .clock import CHECKING, SPENT, Clock
 from .experiments.extra_calls import extra_calls
-from .experiments.other_draws import failing_draw, only_other_inputs_fail
+from .experiments.runs import OTHERS, facts
 from .facts.evidence import RunFact
+from .request import Request
+
+_SALT = 1  # of the draw that a check uses for other inputs
 
 
 def informative(cases: list[Case]) -> list[Case]:
@@ -27,85 +27,85 @@ def informative(cases: list[Case]) -> list[Case]:
     return sorted(cases, key=lambda c: any(isinstance(v, int) and v <= 1 for v in c.sizes.values()))
 
 
-def find_failing(
-    target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
-    selected: frozenset[str], clock: Clock, state: CandidateState,
-) -> tuple[Report, Examination | None, dict[str, RunFact]]:  # fmt: skip
+def find_failing(request: Request, state: CandidateState) -> tuple[Report, Examination | None, dict[str, RunFact]]:
     """The failing check, or the last check if all pass; cheap probes run on all cases first. Also the later runs
     that failed.
     """
-    quick = selected & frozenset(catalogue.QUICK)
-    share = None if clock.seconds is None else CHECKING * clock.seconds / 2
-    report, examinations = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
+    clock, selected = request.clock, request.selected
+    report, examinations = request.check(request.cases)
+    others = ", ".join(sorted(selected - request.quick))
     if _no_failure(report) and not report.partial and clock.spent(CHECKING, more=report.seconds):
         report.partial = SPENT.format(clock.seconds) if report.verdict == PASS else ""
-        without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # both run the same references again
-        report.notes.append(
-            Note("budget", "probes", f"{SPENT.format(clock.seconds)}; left out: {without}", "", without)
-        )
+        # both run the same references again
+        report.notes.append(_left_out(clock.seconds, ", ".join(filter(None, [others, "calls of other sizes"]))))
         return report, None, {}
-    if _no_failure(report) and quick != selected and not report.partial:
-        whole, examinations = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
+    if _no_failure(report) and request.quick != selected and not report.partial:
+        whole, examinations = request.check(request.cases, probes=selected)
         # If time ran out, keep the verdict of the cheap probes: they judged every case, these did not. An interrupt
         # discards it.
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
         else:
             left = dict.fromkeys(n.case for n in whole.notes if n.id == NOT_RUN and n.left_out)
-            text = f"{', '.join(sorted(selected - quick))} on {', '.join(left)}"
-            report.notes += (
-                [Note("budget", "probes", f"{SPENT.format(share)}; left out: {text}", "", text)] if left else []
-            )
+            report.notes += [_left_out(request.share, f"{others} on {', '.join(left)}")] if left else []
             report.notes += [n for n in whole.notes if n.id == "budget"]
     if _no_failure(report) and {"second_call", "repeats"} <= selected and not report.partial:
-        return report, *_extra_calls(report, target, cases[0], dtype, device, seed, selected, share, clock, state)
+        return report, *_extra_calls(request, report, state)
     return report, examinations[0] if examinations else None, {}
 
 
-def prefer_numbers(
-    target: Target, cases: list[Case], failing: Examination, report: Report, seed: int, selected: frozenset[str],
-    clock: Clock,
-) -> tuple[Examination, Report]:  # fmt: skip
+def _left_out(seconds: float | None, what: str) -> Note:
+    return Note("budget", "probes", f"{SPENT.format(seconds)}; left out: {what}", "", what)
+
+
+def prefer_numbers(request: Request, failing: Examination, report: Report) -> tuple[Examination, Report]:
     """If a case raises, prefer a failure with numbers, which says more: the forward alone, or another case."""
-    error = None if failing._first is None else failing._first.error
-    if error is None or clock.lacks("other cases, which may not raise", CHECKING / 2):
+    first, target = failing._first, request.target
+    if first is None or first.error is None:
         return failing, report
-    share = None if clock.seconds is None else CHECKING / 2 * clock.seconds
-    tries = [(target, [c for c in cases if c.name != failing.case.name])]
-    if failing._first is not None and failing._first.phase == "backward":
+    if request.clock.lacks("other cases, which may not raise", CHECKING / 2):
+        return failing, report
+    tries = [(target, [c for c in request.cases if c.name != failing.case.name])]
+    if first.phase == "backward":
         tries.insert(0, (replace(target, backward=None, golden_backward=None, grads=None), [failing.case]))
     raised = [f for f in report.findings if f.kind == "raised"]
     for other, left in tries:
         if not left:
             continue
-        numeric, examinations = examine(
-            other, left, failing.dtype, failing.device, seed, selected & frozenset(catalogue.QUICK), share,
-            until_failing=True,
-        )  # fmt: skip
-        first = examinations[0]._first if examinations else None
-        if numeric.verdict == FAIL and first is not None and first.error is None:
+        numeric, examinations = request.check(left, failing.dtype, target=other)
+        run = examinations[0]._first if examinations else None
+        if numeric.verdict == FAIL and run is not None and run.error is None:
             numeric.findings += raised
             return examinations[0], numeric
     return failing, report
 
 
 def prefer_failing_draw(
-    target: Target,
-    failing: Examination,
-    report: Report,
-    state: CandidateState,
-    seed: int,
-    selected: frozenset[str],
-    clock: Clock,
+    request: Request, failing: Examination, report: Report, state: CandidateState
 ) -> tuple[Examination, Report]:
-    """If the case fails only with other inputs, the examination of those inputs."""
-    if not only_other_inputs_fail(failing, report) or clock.lacks("the failing draw by itself", CHECKING):
+    """If the case fails only with other inputs, the examination of those inputs, if its first call fails.
+
+    The first draw may lack what triggers the fault: two equal indices, a dropped token, an empty group. If a kernel
+    fails on other inputs in its first call, it is wrong without any state from earlier calls.
+    """
+    findings = [f for f in report.findings if f.rung != QUALITY]
+    only_others = bool(findings) and all(plain(label(f)) == OTHERS for f in findings)
+    if not only_others or failing._first is None or request.clock.lacks("the failing draw by itself", CHECKING):
         return failing, report
-    quick, share = selected & frozenset(catalogue.QUICK), None if clock.seconds is None else clock.seconds * CHECKING
-    return failing_draw(
-        failing, report, state,
-        lambda case: examine(target, [case], failing.dtype, failing.device, seed, quick, share, until_failing=True),
-    )  # fmt: skip
+    fact = facts(failing, only=(OTHERS,)).get(OTHERS)
+    if fact is not None and (fact.error or fact.stale):
+        return failing, report
+    with state.cleared():
+        other, examinations = request.check([failing.case.variant(_SALT)], failing.dtype)
+    mine = [f for f in other.findings if f.rung != QUALITY]
+    if other.verdict != FAIL or not examinations or examinations[0]._first is None or all(map(_of_another_run, mine)):
+        return failing, report
+    other.findings += [f for f in findings if f not in mine]
+    return examinations[0], other
+
+
+def _of_another_run(finding: Finding) -> bool:
+    return label(finding) not in ("", "values")
 
 
 def _no_failure(report: Report) -> bool:
@@ -114,25 +114,26 @@ def _no_failure(report: Report) -> bool:
 
 
 def _extra_calls(
-    report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
-    selected: frozenset[str], share: float | None, whole: Clock, state: CandidateState,
-) -> tuple[Examination | None, dict[str, RunFact]]:  # fmt: skip
+    request: Request, report: Report, state: CandidateState
+) -> tuple[Examination | None, dict[str, RunFact]]:
     """The examination that fails after calls of other sizes or with more threads; adds its findings to the report."""
-    clock = Clock(share)
-    examination = Examination(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
+    target, case, clock = request.target, request.cases[0], Clock(request.share)
+    dtype = request.dtype or target.dtypes[0]
+    examination = Examination(target, case, dtype, request.device, request.seed, request.selected, case.name)
+    others = [c for c in target.cases if c.name != case.name]
     try:
-        with until(clock.started + (share or math.inf)) as left_out:
+        with until(clock.started + (request.share or math.inf)) as left_out:
             later = extra_calls(
-                examination, [c for c in target.cases if c.name != case.name], state,
+                examination, others, state,
                 spent=lambda: clock.lacks("some calls of other sizes, or with more threads"),
             )  # fmt: skip
     except KeyboardInterrupt:
         report.partial, report.verdict = INTERRUPTED, UNJUDGED
         return None, {}
     finally:
-        whole.left_out += clock.left_out
+        request.clock.left_out += clock.left_out
     if not later:
-        whole.left_out += left_out
+        request.clock.left_out += left_out
         return None, {}
     report.findings += examination.findings
     report.maps.update(examination.maps)

@@ -93,15 +93,22 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
     if report.ok:
         return []
     matches = rules.matches(evidence)
+    raw = {id: match.score for id, match in matches.items()}
     chances = likelihoods(evidence, matches) if calibration is None else {}
     if chances:
         out = Reading(evidence).ruled_out - set(matches)
-        left = {id: chance for id, chance in chances.items() if id not in out}
-        return _weighed(evidence, matches, left) or [_unknown(evidence)]
-    known = _calibration() if calibration is None else calibration
+        chances = {id: chance for id, chance in chances.items() if id not in out}
+        order, points = ordered(raw, chances)[:MOST], learned()["points"]
+    else:
+        chances, order = raw, sorted(raw, key=lambda id: -raw[id])
+        points = _calibration() if calibration is None else calibration
     causes, highest, edits = [], 1.0, _edits(evidence)
-    for place, (id, match) in enumerate(sorted(matches.items(), key=lambda item: -item[1].score)):
-        highest = min(highest, calibrated(FIRST if place == 0 else OTHER, match.score, known))
+    for place, id in enumerate(order):
+        match = matches.get(id) or _guessed(evidence, id)
+        chance = calibrated(OTHER if place else FIRST, chances[id], points)
+        if chances is not raw and place == 0 and match.params.get("observed"):
+            chance = match.score
+        highest = min(highest, chance)
         causes.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor, edits.get(id, "")))
     return [c for c in causes if c.score >= LEAST] or [_unknown(evidence)]
 
@@ -115,21 +122,6 @@ def ordered(matches: Mapping[str, float], chances: Mapping[str, float]) -> list[
     """Causes, the best first: one whose rule is sure, then by likelihood. matches: raw scores."""
     best = max(matches, key=lambda id: matches[id], default="")
     return sorted(chances, key=lambda id: (id != best or matches[id] < SURE, -chances[id]))
-
-
-def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[str, float]) -> list[Cause]:
-    """Causes from rules and likelihoods; a score is the share of right answers at that likelihood."""
-    points, causes, highest, edits = learned()["points"], [], 1.0, _edits(evidence)
-    tensor = evidence.first_wrong or evidence.tensor
-    for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
-        match = matches.get(id)
-        seen = match is not None and match.params.get("observed") and place == 0
-        chance = match.score if match and seen else calibrated(FIRST if place == 0 else OTHER, chances[id], points)
-        highest = min(highest, chance)
-        if highest >= LEAST and place < MOST:
-            cause = _cause(id, match or _guessed(evidence, id), highest, tensor, edits.get(id, ""))
-            causes.append(cause)
-    return causes
 
 
 def _guessed(evidence: Evidence, id: str) -> Match:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..graph.node import Key, Node
+from ..graph.node import Node, maker_of
 from ..graph.tensors import floating, masks, whole
 from .epsilons import ROOTS
 from .golden_edit import CALL, RESULT, NamedEdit, do, named
@@ -22,11 +23,9 @@ from .primitives.formulas import (
     add_after,
     addend_sign,
     applied,
-    complement,
     drop_factor,
     formula,
     function,
-    ones,
     plus,
     repeat_factor,
     scale_after,
@@ -70,10 +69,6 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
 
 def _name(node: Node, i: int) -> str:
     return node.operand(i) or f"an operand of {node.name}"
-
-
-def _maker(nodes: Sequence[Node], key: Key) -> Node | None:
-    return nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
 
 
 def _elementwise(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -129,7 +124,7 @@ def _of_counts(node: Node) -> bool:
 
 def _added_after(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     """f(a) + b in place of f(a + b)."""
-    before = _maker(nodes, node.makers[0]) if node.makers else None
+    before = maker_of(nodes, node.makers[0]) if node.makers else None
     if before is None or before.name not in ("add", "sub") or not all(isinstance(a, Tensor) for a in before.args[:2]):
         return
     s = addend_sign(before.name, float(before.kwargs.get("alpha", 1)))
@@ -176,7 +171,7 @@ def _exclusive(node: Node, nodes: Sequence[Node]) -> bool:
     """Whether it is cumsum(x) - x, an exclusive prefix sum."""
     if not node.name.startswith("sub") or len(node.makers) != 2:
         return False
-    maker = _maker(nodes, node.makers[0])
+    maker = maker_of(nodes, node.makers[0])
     return maker is not None and maker.name == "cumsum" and maker.makers[:1] == node.makers[1:]
 
 
@@ -247,7 +242,7 @@ def _functions(node: Node) -> Iterator[NamedEdit]:
     if not node.backward and node.name in _WRAPS and floating(node.out) and node.out.numel():
         if bool(((node.out >= 0) & (node.out <= 1)).all()):  # a share whose complement is taken
             text = f"1 - {expression} stands in place of {expression}"
-            yield named(node, "swapped_results", 0.45, text, (RESULT, do(complement)),
+            yield named(node, "swapped_results", 0.45, text, (RESULT, do(applied, of=partial(torch.rsub, other=1))),
                         also=("wrong_factor", "missing_term"), factor=expression, term=expression)  # fmt: skip
         for name, cause, of in WRAPPED:
             if not node.name.startswith(name):
@@ -293,7 +288,7 @@ def _placed_factors(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
             yield named(node, "wrong_factor", 0.5, text, (CALL, do(scale_after, c=c)), factor=name)
     if node.name in ("mul", "div") and len(node.makers) == 2:
         for i, key in enumerate(node.makers):
-            negated = _maker(nodes, key)
+            negated = maker_of(nodes, key)
             if negated is not None and negated.name == "neg" and not (node.name == "div" and not i):
                 name = negated.operand(0) or "what is negated"
                 text = f"{name} is left out of {node.expression}, and its sign stays"
@@ -302,7 +297,8 @@ def _placed_factors(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     if node.name == "neg" and floating(node.out) and node.out.numel() > 1:
         name = node.operand(0) or "what is negated"
         text = f"{name} counts as one in {node.expression}"
-        yield named(node, "wrong_factor", 0.5, text, (0, do(ones)), factor=name, named=f"1/{name}")
+        as_one = 0, do(applied, of=torch.ones_like)
+        yield named(node, "wrong_factor", 0.5, text, as_one, factor=name, named=f"1/{name}")
 
 
 def _factors(nodes: Sequence[Node], node: Node, depth: int = 4) -> list[tuple[str, float]]:
@@ -310,7 +306,7 @@ def _factors(nodes: Sequence[Node], node: Node, depth: int = 4) -> list[tuple[st
     factors: list[tuple[str, float]] = []
     at = node
     while depth and at.makers:
-        before, depth = _maker(nodes, at.makers[0]), depth - 1
+        before, depth = maker_of(nodes, at.makers[0]), depth - 1
         if before is None or before.name not in ("mul", "div", "_unsafe_view", "masked_fill", "mm", "bmm"):
             break
         at = before

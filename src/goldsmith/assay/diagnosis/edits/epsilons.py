@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..graph.node import Node
+from ..graph.node import Node, maker_of
 from ..graph.tensors import floating
 from .golden_edit import CALL, Action, NamedEdit, Part, Primitive, do, named
 from .primitives.formulas import plus, unchanged, with_epsilon
@@ -85,7 +85,8 @@ def _epsilon_before(node: Node, i: int, nodes: Sequence[Node]) -> Epsilon | None
     """The epsilon in the i-th argument, possibly behind a view."""
     at = sum(isinstance(a, Tensor) for a in node.args[:i])
     key = node.makers[at] if at < len(node.makers) else -1
-    return epsilon_of(nodes[key]) if isinstance(key, int) and 0 <= key < len(nodes) else None
+    maker = maker_of(nodes, key)
+    return None if maker is None else epsilon_of(maker)
 
 
 def _edit(node: Node, prior: float, text: str, c: float, action: tuple[Part, Primitive]) -> NamedEdit:

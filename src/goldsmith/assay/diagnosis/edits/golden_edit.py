@@ -180,11 +180,11 @@ class NamedEdit:
     also      other causes that the same mistake may be called by, the likeliest first
     free      where the search for the edit's number begins; None: it has none
     kind      the table row of `offers` that it comes from
-    before    called with inputs and output gradients before a run with the edit
     saved     all forward tensors -> replacements for those that the backward reads
-    composed  (inputs, a function that runs the golden on other inputs) -> results assembled from its runs
-    drawn     the edit was derived from the candidate's numbers, so it holds for this draw only
-    redone    for a `drawn` edit: finds the same kind of edit from the numbers of another draw
+    composed  (inputs, a function that runs the golden on other inputs, the last wanted result) -> results assembled
+              from its runs
+    redone    for an edit that holds for this draw only, because it was derived from the candidate's numbers: finds the
+              same kind of edit from the numbers of another draw
     """
 
     cause: str
@@ -195,10 +195,8 @@ class NamedEdit:
     also: tuple[str, ...] = ()
     free: float | None = None
     kind: str = ""
-    before: Callable[[Mapping[str, Tensor]], object] | None = None
     saved: Instead | None = None
     composed: Callable[..., Mapping[str, Tensor]] | None = None
-    drawn: bool = False
     redone: Callable[..., Iterable[NamedEdit]] | None = None
 
     @property

@@ -13,7 +13,7 @@ from ..graph.tensors import floating
 from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, do, of_inputs
 from .primitives import positions as p
 from .primitives.formulas import applied
-from .primitives.tensors import STRIDES
+from .primitives.tensors import STRIDES, read_other
 
 _NUMBERS = 1 << 20
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
@@ -141,10 +141,6 @@ def _exchanged(inputs: Inputs) -> Iterator[NamedEdit]:
                 cause, also = "invalid_index", ("permuted", "wrong_saved_tensor")
             yield NamedEdit(cause, f"{there} is read in place of {here}", GoldenEdit((read[there],)), 0.5,
                             {"read": there, "operand": here}, also)  # fmt: skip
-
-
-def read_other(x: Tensor, other: Tensor) -> Tensor:
-    return other
 
 
 def _in_blocks(inputs: Inputs) -> Iterator[NamedEdit]:

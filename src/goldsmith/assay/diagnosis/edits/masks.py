@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..graph.node import Node
 from ..graph.tensors import floating, whole
 from .golden_edit import CALL, RESULT, Action, GoldenEdit, NamedEdit, Part, Primitive, do, named
 from .primitives import masks as p
+from .primitives.formulas import applied
 from .primitives.positions import shift
 
 _SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -22,6 +24,7 @@ _WHOLE_TILES = (4, 8, 16, 32, 64, 128)
 _SHOWN = frozenset("detach alias view expand unsqueeze clone lift_fresh".split())
 _INFINITE = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
 _SHIFTED = ("wrong_mask",)
+_WITHOUT_INFINITY = partial(torch.nan_to_num, nan=torch.nan, posinf=torch.inf, neginf=0.0)
 
 
 def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
@@ -36,7 +39,7 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         yield from _filled(node)
     if not node.backward and node.name in _INFINITE and floating(out) and out.dim() and bool(torch.isneginf(out).any()):
         text = f"0 stands where {node.expression} has minus infinity"
-        zero = RESULT, do(p.zero_for_infinity)
+        zero = RESULT, do(applied, of=_WITHOUT_INFINITY)
         yield named(node, "wrong_mask", 0.56, text, zero, also=("missing_term",))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from ..graph.graph import Graph
 from ..graph.node import Node
 from ..graph.tensors import floating, masks
 from .golden_edit import Action, GoldenEdit, NamedEdit, do, named
-from .primitives.formulas import ones
+from .primitives.formulas import applied
+from .primitives.tensors import read_other
 
 _READS = 400  # edits, at most
 _NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
@@ -20,10 +22,6 @@ def edits(graph: Graph, stages: Mapping[str, Tensor]) -> Iterator[NamedEdit]:
     """stages: inputs and stages of the forward, by name."""
     reads = (edit for node in graph.nodes for edit in _other_operands(graph, node, stages))
     yield from (edit for _, edit in zip(range(_READS), reads, strict=False))
-
-
-def take(x: Tensor, other: Tensor) -> Tensor:
-    return other
 
 
 def _other_operands(graph: Graph, node: Node, stages: Mapping[str, Tensor]) -> Iterator[NamedEdit]:
@@ -36,13 +34,21 @@ def _other_operands(graph: Graph, node: Node, stages: Mapping[str, Tensor]) -> I
         mine = node.operand(i)
         if masks(a):
             text = f"{mine or 'a mask'} is not applied where {node.expression} reads it"
-            yield named(node, "wrong_mask", 0.5, text, (i, do(ones)), also=("wrong_factor",), operand=mine)
+            yield named(
+                node,
+                "wrong_mask",
+                0.5,
+                text,
+                (i, do(applied, of=torch.ones_like)),
+                also=("wrong_factor",),
+                operand=mine,
+            )
         for name, other in stages.items():
             key = graph.named.get(name)
             # no kernel reads what is made later: most of it is made from this operator's result
             later = isinstance(key, int) and key >= node.index
             if name != mine and other.shape == a.shape and other.dtype == a.dtype and key is not None and not later:
                 text = f"{node.expression} reads {name} in place of {mine or 'an operand'}"
-                edit = GoldenEdit((Action(node.index, i, do(take), (("other", key),)),), node.line)
+                edit = GoldenEdit((Action(node.index, i, do(read_other), (("other", key),)),), node.line)
                 params = {"operand": mine, "exchanged": [mine, name], "factor": name, "named": name}
                 yield NamedEdit("wrong_saved_tensor", text, edit, 0.33, params, ("swapped_results", "stale_state"))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..graph.node import Node
 from ..graph.tensors import floating
 from .golden_edit import CALL, RESULT, NamedEdit, Part, Primitive, do, named
-from .primitives.repartitions import (
-    neutral,
-    reduce_over,
-)
+from .primitives.formulas import applied
+from .primitives.repartitions import neutral, reduce_over
 from .primitives.spans import BLOCKS, Span, cuts
-from .primitives.tensors import STRIDES, at_least, constant, repeat_last, restrict, restrict_blocks, scale, transpose
+from .primitives.tensors import STRIDES, constant, repeat_last, restrict, restrict_blocks, scale, transpose
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
@@ -101,7 +101,9 @@ def _counted(node: Node) -> Iterator[NamedEdit]:
         yield named(node, "wrong_factor", 0.5 - 0.01 * i, f"{expression} {how}", share, named=name)
     if node.name == "amax":
         text = f"{expression} takes part of zeros: padding enters the maximum"
-        yield named(node, "wrong_mask", 0.7, text, (RESULT, do(at_least, c=0)), operator=node.name)
+        yield named(
+            node, "wrong_mask", 0.7, text, (RESULT, do(applied, of=partial(torch.clamp, min=0))), operator=node.name
+        )
     if node.name == "sum" and len(axes) == 1:
         length = node.args[0].shape[axes[0]]
         for block in (b for b in BLOCKS if length > 1 and -length % b):

@@ -12,7 +12,7 @@ from ..graph.graph import Graph
 from ..graph.node import Key, Node
 from ..graph.tensors import floating
 from .golden_edit import RESULT, Action, GoldenEdit, NamedEdit, Primitive, do
-from .primitives.tensors import exchange_strides
+from .primitives.tensors import exchange_strides, read_other
 
 _READ = 24  # at most
 _COPIES = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
@@ -42,10 +42,6 @@ def backward(
 def less_total(p: Tensor, *, dim: int) -> Tensor:
     """exp(x - max x) in place of a softmax, which divides that by its sum."""
     return p / p.amax(dim, keepdim=True)
-
-
-def read_other(x: Tensor, other: Tensor) -> Tensor:
-    return other.reshape(x.shape)
 
 
 def _other_tensors(graph: Graph) -> Iterator[NamedEdit]:

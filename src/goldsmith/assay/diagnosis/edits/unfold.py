@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ..graph.node import Node
+from ..graph.node import Node, maker_of
 from ..graph.tensors import floating
 from .golden_edit import CALL, RESULT, NamedEdit, do, named
 from .primitives import windows as w
+from .primitives.positions import reverse
 
 _STEPS = ((1, "after it"), (-1, "before it"))
 _ALSO = ("mask_shift", "off_by_one")
@@ -43,8 +44,7 @@ def _windows(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
 
 def _padding(node: Node, nodes: Sequence[Node], axis: int) -> tuple[int, int]:
     """Numbers of padding places before and after the input."""
-    x, key = node.args[0], node.makers[0]
-    maker = nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
+    x, maker = node.args[0], maker_of(nodes, node.makers[0])
     if maker is None or not isinstance(maker.out, Tensor) or maker.out.shape != x.shape:
         return 0, 0
     if maker.name == "constant_pad_nd":
@@ -68,8 +68,8 @@ def _gradients(node: Node) -> Iterator[NamedEdit]:
         without = 0, do(w.zero_place, axis=-1, at=at)
         text = f"{expression} leaves out the {which} tap"
         yield named(node, "off_by_one", 0.65, text, without, also=("truncated_reduction",), tap=at % node.args[3])
-    reverse = 0, do(w.flip, axes=(-1,))
-    yield named(node, "permuted", 0.6, f"{expression} takes the taps in reverse order", reverse)
+    backwards = 0, do(reverse, axis=-1)
+    yield named(node, "permuted", 0.6, f"{expression} takes the taps in reverse order", backwards)
     for step, way in _STEPS:
         text = f"{expression} gives every position the gradient of the one {way}"
         slid = RESULT, do(w.slide, axis=axis, step=step)

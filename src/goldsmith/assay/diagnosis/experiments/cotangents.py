@@ -1,7 +1,7 @@
 """Finds the output gradient, and the part of it, that makes a gradient wrong. For backwards without named stages.
 
-Sends one output gradient at a time, with zeros for the others; then one slice of it at a time; then a single 1. The
-golden receives the same gradients.
+Sends one output gradient at a time, with zeros for the others; then one slice of it at a time. The golden receives the
+same gradients.
 """
 
 from __future__ import annotations
@@ -44,18 +44,11 @@ def carriers(
         return GradientCarriers(name, alone, harmless, always)
     first = alone[0]
     parts: dict[int, tuple[tuple[int, int], ...]] = {}
-    at, together = [], []
     for axis, size in enumerate(sent[first].shape):
-        tried = size > 1 and size <= min(_SLICES, ask.left)
-        bad = [i for i in range(size) if ask.wrong({first: _slice(sent[first], axis, i)})] if tried else []
-        at.append(bad[0] if bad else 0)
-        if tried and not ask.ended:
-            together += [] if bad else [axis]
-            parts |= {axis: tuple(of_indices(bad))} if 0 < len(bad) < size else {}
-    unit = torch.zeros_like(sent[first])
-    unit[tuple(at)] = 1
-    single = tuple(at) if not together and ask.wrong({first: unit}) else None
-    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together))
+        if 1 < size <= min(_SLICES, ask.left):
+            bad = [i for i in range(size) if ask.wrong({first: _slice(sent[first], axis, i)})]
+            parts |= {axis: tuple(of_indices(bad))} if len(bad) < size and not ask.ended else {}
+    return GradientCarriers(name, alone, harmless, always, parts)
 
 
 def _slice(sent: Tensor, axis: int, i: int) -> Tensor:

@@ -69,7 +69,7 @@ def fresh_start(examination: Examination, state: CandidateState) -> dict[str, Ru
     if not state.changed or examination._first is None or examination.first.error is not None:
         return {}
     with state.cleared():
-        return facts(examination, only=("fresh start",))[0]
+        return facts(examination, only=("fresh start",))
 
 
 def _judged(

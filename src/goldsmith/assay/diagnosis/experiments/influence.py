@@ -33,13 +33,12 @@ def influence(
     *,
     only: tuple[str, ...] | None = None,
     spent: Callable[[], bool] = lambda: False,
-    runs: int = _RUNS,
 ) -> dict[str, Influence]:
     """By "input[axis]": the index ranges whose influence is missing, or that have influence and should not.
 
     only        examine only these "input[axis]"
     wrong       the results and stages to examine, ideally only the first wrong one, since later ones move through it
-    An axis without differences costs one run, others at most `runs`.
+    An axis without differences costs one run, others at most 24.
     """
     out = {}
     for name, tensor in examination.material.inputs.items():
@@ -48,8 +47,7 @@ def influence(
         for axis in range(tensor.dim()):
             if tensor.shape[axis] < 2 or spent() or (only is not None and f"{name}[{axis}]" not in only):
                 continue
-            looked = _AxisInfluence(examination, name, axis, wrong, spent, runs)
-            ranges = looked.find()
+            ranges = _AxisInfluence(examination, name, axis, wrong, spent).find()
             if ranges is not None:
                 out[f"{name}[{axis}]"] = ranges
     return out
@@ -58,11 +56,9 @@ def influence(
 class _AxisInfluence:
     """One axis of one input, searched by bisection."""
 
-    def __init__(
-        self, examination: Examination, name: str, axis: int, wrong: set[str], spent: Callable[[], bool], runs: int
-    ):
+    def __init__(self, examination: Examination, name: str, axis: int, wrong: set[str], spent: Callable[[], bool]):
         self.examination, self.name, self.axis, self.wrong = examination, name, axis, wrong
-        self.spent, self.left = spent, runs
+        self.spent, self.left = spent, _RUNS
         self.length = examination.material.inputs[name].shape[axis]
         self.first = {n: t for n, (_, t) in named(examination.first).items() if t is not None}
         self.outputs: set[str] = set()

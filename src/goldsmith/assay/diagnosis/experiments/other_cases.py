@@ -6,41 +6,39 @@ cause from another case counts only if the same stage goes wrong first there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ... import probes as catalogue
-from ...checks import examine
 from ...declare.case import Case
-from ...declare.target import Target
 from ...judge.examination import Examination
 from ...report.results import FAIL
 from ..causes.likelihood import SURE
 from ..causes.rank import Cause, rank, strength
+from ..clock import COLLECTING
 from ..collect import Depth, begin, collect
 from ..facts.evidence import Evidence
+from ..request import Request
 
 _CASES, _LOOKED_AT = 2, 6  # failing cases, and all cases
 
 
 def find_sure_case(
-    target: Target, examination: Examination, evidence: Evidence, least: float, seed: int, selected: frozenset[str],
-    spent: Callable[[float], bool], share: float | None,
-) -> tuple[Case, list[Cause]] | None:  # fmt: skip
+    request: Request, examination: Examination, evidence: Evidence, least: float
+) -> tuple[Case, list[Cause]] | None:
     """A case in which a rule is sure, with its causes; None if there is none, or no time for it.
 
     least  the first cause must score more than this
-    spent  spent(more) is True if the budget is over, or would be after `more` seconds
-    share  seconds for the check of one case
     """
-    quick, failed = selected & frozenset(catalogue.QUICK), 0
-    others = sorted((c for c in target.cases if c.name != examination.case.name), key=_empty)
+
+    def spent(more: float) -> bool:
+        return request.clock.lacks("other cases, in which a rule may be sure", COLLECTING, more)
+
+    others = sorted((c for c in request.target.cases if c.name != examination.case.name), key=_empty)
+    failed = 0
     for case in others[:_LOOKED_AT]:
         if failed == _CASES or spent(evidence.report.seconds):
             return None
-        report, examinations = examine(
-            target, [case], examination.dtype, examination.device, seed, quick, share, until_failing=True
-        )
+        report, examinations = request.check([case], examination.dtype)
         first = examinations[0]._first if examinations else None
         if report.verdict != FAIL or report.partial or first is None or first.error is not None:
             continue

@@ -1,8 +1,7 @@
 """Finds where a value that is finite in the golden first becomes NaN or Inf in the candidate: stage and operation.
 
 Memory starts as zeros here, so that leftover poison does not look like an overflow. Listens to operations as
-`assay.watch` does. A kernel that torch's dispatcher does not see is judged through the golden: which of its operations
-exceeds the largest number of a dtype, and does NaN there reach exactly the same elements?
+`assay.watch` does, so that it names no operation of a kernel that torch's dispatcher does not see.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,13 +21,10 @@ from ...nonfinite.events import Event
 from ...nonfinite.watch import watch
 from ...support.dispatch_mode import DispatchMode
 from ..facts.evidence import NonFiniteOrigin
-from ..graph.golden import Golden
-from ..graph.node import Node
-from ..graph.recording import Listening, source_line, with_result
+from ..graph.recording import source_line
 from .isolate import named, order
 
 PROBE = "provenance"
-_TRIED = 24  # operations of the golden, at most
 _ADDING = frozenset("add_ sub_ addcmul_ addmm_ baddbmm_ addmv_ index_add_ scatter_add_".split())
 _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_put", "zeros", "ones")
 
@@ -56,13 +51,6 @@ def provenance(examination: Examination, own: CandidateRun) -> NonFiniteOrigin |
         sentences.append(
             f"the first operation that makes one from finite values is {event.op}{at}: {why}".removesuffix(": ")
         )
-    passed = _passed(examination, stage, got, mask)
-    if passed is not None:
-        call, largest, dtype = passed
-        sentences.append(
-            f"the golden's {call.expression} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
-            f"{stage} depends on"
-        )
     cause = "" if event is None else _cause(event)
     if event is None and nan and freed.read:
         freed_text = f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read}"
@@ -72,7 +60,6 @@ def provenance(examination: Examination, own: CandidateRun) -> NonFiniteOrigin |
             else f"{freed_text} reads it afterwards: the memory had been freed"
         )
         cause = "uninitialised_accumulator" if freed.added else "use_after_free"
-    cause = "overflow" if passed is not None else cause
     return NonFiniteOrigin("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(sentences))
 
 
@@ -148,35 +135,8 @@ def _cause(event: Event) -> str:
     """The cause of an event; the golden is finite there, so an exponential that overflows had too large an argument."""
     if event.kind == "inf" and _exponential(event):
         return "missing_max_shift"
-    return event.likely.id if event.likely.id in ("overflow", "missing_sync") else ""
+    return event.likely.id if event.likely.id == "overflow" else ""
 
 
 def _exponential(event: Event) -> bool:
     return event.op.split("::")[-1].rstrip("_") in ("exp", "exp2", "expm1")
-
-
-def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> tuple[Node, float, str] | None:
-    """The golden's operation that exceeds a dtype's maximum in exactly the wrong elements."""
-    golden = Golden(examination.ref)
-    mode = Listening().record()
-    golden.run_under(mode, examination.ref.leaves, stage)
-    wide = torch.isfinite(examination.ref.bounded[stage].value)
-    for call, largest, dtype, limit in list(_large(mode.calls or [], got.dtype, examination.dtype))[:_TRIED]:
-        change = with_result(lambda out, limit=limit: out.masked_fill(out.abs() > limit, torch.nan))
-        try:
-            value = golden.run_under(Listening({call.index: change}), examination.ref.leaves, stage).get(stage)
-        except Exception:  # noqa: BLE001 - a golden that cannot go on with NaN answers nothing
-            continue
-        if value is not None and value.shape == mask.shape and torch.equal(torch.isnan(value) & wide, mask):
-            return call, largest, dtype
-    return None
-
-
-def _large(calls: list[Node], *dtypes: torch.dtype) -> Iterator[tuple[Node, float, str, float]]:
-    limits = {str(d).removeprefix("torch."): float(torch.finfo(d).max) for d in (*dtypes, torch.float16)}
-    for call in calls:
-        if isinstance(call.out, Tensor) and call.out.is_floating_point() and call.out.numel():
-            largest = float(call.out.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
-            for dtype, limit in limits.items():
-                if largest > limit:
-                    yield call, largest, dtype, limit

@@ -43,8 +43,8 @@ def facts(
     only: tuple[str, ...] | None = None,
     into: dict[str, RunFact] | None = None,
     spent: Callable[[], bool] = lambda: False,
-) -> tuple[dict[str, RunFact], int]:
-    """The result of each other run by name, and the number of runs that `spent()` left out.
+) -> dict[str, RunFact]:
+    """The result of each other run by name, as long as `spent()` is false.
 
     Names: "zeroed memory", "numbers beside" (around the buffers; if the first run holds NaN), "second call", "other
     inputs", "back", "repeat 1".., "1 thread" (or "2 threads"), "layout transposed".., "layout stride0", "golden saved",
@@ -52,17 +52,11 @@ def facts(
     interrupt keeps the known ones.
     """
     out = {} if into is None else into
-    left = 0
     for name, how, material in _plan(examination, repeats, only):
-        if only is not None and not name.startswith(only):
-            continue
-        if spent():
-            left += 1
-            continue
-        fact = judged_run(examination, name, how, material)
-        if fact is not None:
-            out[name] = fact
-    return out, left
+        if only is None or name.startswith(only):
+            fact = None if spent() else judged_run(examination, name, how, material)
+            out |= {} if fact is None else {name: fact}
+    return out
 
 
 def _plan(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...report.check_report import Report
-from ...report.results import ErrorMap, Location
+from ...report.results import MEMORY_KINDS, ErrorMap, Location
 from .raised_error import RaisedError
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
@@ -173,8 +173,7 @@ class NonFiniteOrigin:
 
     kind   "nan" or "inf"; stage: the first named tensor that holds it
     op     the operation that makes it from finite values; "" if torch's dispatcher sees none
-    cause  "overflow", "missing_max_shift", "missing_sync", "use_after_free" or "uninitialised_accumulator", or "" if
-           unknown
+    cause  "overflow", "missing_max_shift", "use_after_free" or "uninitialised_accumulator"; "" if unknown
     """
 
     kind: str
@@ -192,9 +191,7 @@ class GradientCarriers:
     harmless  those that do not
     always    the tensor is wrong even with zeros for all of them
     parts     axis -> inclusive ranges of slices of the first such gradient that make it wrong, one slice at a time;
-              only axes of which every slice was tried, and some make it wrong and some do not
-    unit      index at which a single 1 makes it wrong; None: unknown, or a single 1 does not
-    together  axes along which no slice that was tried makes it wrong alone
+              only axes of which every slice was tried, and some do not make it wrong; (): it takes several at once
     """
 
     tensor: str
@@ -202,8 +199,6 @@ class GradientCarriers:
     harmless: tuple[str, ...] = ()
     always: bool = False
     parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    unit: tuple[int, ...] | None = None
-    together: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -228,13 +223,14 @@ class Evidence:
     """The evidence about one failing case.
 
     tensor, golden, got   the first wrong tensor, both float64 (None if the candidate gave none)
-    other                 other results of the same run: name -> (got, golden), float64
+    other                 other results and stages of the same run: name -> (got, golden), float64
     whatif                changes of the golden that give the tensor, the best first
     runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
                           "layout transposed(x)", "scale 2^12", ...
     scalars, sizes        of the case; both may give names to numbers in causes
     operators             of the golden that make the tensor; empty if unknown
     left_out              steps that were left out -> why
+    memory                faults in memory, from the report's findings
     map                   the first wrong tensor as a small picture
     nonfinite_origin      where NaN or Inf begins
     carriers              the output gradients that make the tensor wrong
@@ -278,6 +274,8 @@ class Evidence:
     raised: RaisedError | None = None
 
     def __post_init__(self) -> None:
+        faults = (f for f in self.report.findings if f.kind in MEMORY_KINDS)
+        self.memory = self.memory or [MemoryFact(f.kind, f.tensor, f.text, f.location, f.run, f.values) for f in faults]
         if self.error is not None:
             self.fail(self.error)
 

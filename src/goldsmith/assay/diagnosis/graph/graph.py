@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from .node import Key, Node
+from .node import Key, Node, maker_of
 from .tensors import floating, seen_through
 
 
@@ -20,7 +20,7 @@ class Graph:
     behind: set[int]
 
     def maker(self, key: Key) -> Node | None:
-        return self.nodes[key] if isinstance(key, int) and 0 <= key < len(self.nodes) else None
+        return maker_of(self.nodes, key)
 
     def operands(self) -> Iterator[tuple[Node, int, Key, Tensor]]:
         """All reads of floating-point tensors with several elements."""

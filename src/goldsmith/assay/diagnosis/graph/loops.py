@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .node import Node
+from .node import Node, maker_of
 
 _TURNS = 4  # iterations of a loop, at least
 _PLACED = frozenset("select slice narrow".split())  # their arguments differ from iteration to iteration
@@ -31,7 +31,7 @@ def signature(nodes: Sequence[Node], node: Node) -> tuple:
     """The same, with the operators that made those tensors; for other arguments, the value."""
     makers = []
     for key in node.makers:
-        maker = nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
+        maker = maker_of(nodes, key)
         source = str(key) if maker is None else f"{maker.name} {maker.line}"
         sent = source.startswith("grad_") if maker is None else maker.backward
         makers.append("a gradient" if sent else source)  # the last iteration gets its gradient from elsewhere

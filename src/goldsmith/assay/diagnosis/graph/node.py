@@ -58,6 +58,11 @@ class Node:
         return self.operands[at] if i < len(self.args) and isinstance(self.args[i], Tensor) else str(self.args[i])
 
 
+def maker_of(nodes: Sequence[Node], key: Key) -> Node | None:
+    """The operator that made the tensor with this key; None for an input."""
+    return nodes[key] if isinstance(key, int) and 0 <= key < len(nodes) else None
+
+
 def behind(calls: Sequence[Node], key: Key) -> set[int]:
     """Indices of all operators that the tensor with this key depends on."""
     written: dict[Key, list[Node]] = {}
@@ -70,8 +75,8 @@ def behind(calls: Sequence[Node], key: Key) -> set[int]:
     waiting, known = [key], {key}
     while waiting:
         at = waiting.pop()
-        makers = written.get(at, []) + ([calls[at]] if isinstance(at, int) and 0 <= at < len(calls) else [])
-        for call in makers:
+        maker = maker_of(calls, at)
+        for call in [*written.get(at, []), *([] if maker is None else [maker])]:
             operators.add(call.index)
             for k in call.read:
                 if k not in known:

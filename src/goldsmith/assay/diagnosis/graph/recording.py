@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -157,16 +157,3 @@ def source_line() -> str:
 
 def writes(func: Any) -> bool:
     return bool(func._schema.is_mutable)
-
-
-def with_result(change: Callable[..., Tensor]) -> Changed:
-    """A change that replaces the operator's result y by change(y)."""
-
-    def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        out = func(*args, **kwargs)
-        if not isinstance(out, Tensor):
-            return out
-        new = change(out)
-        return out.copy_(new) if writes(func) else new
-
-    return run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...report.html import svg
 from ...report.html.page import facts, now, style, template
@@ -13,10 +12,8 @@ from ...report.html.view import RUNG_MEANING, Entry
 from ...support.output_file import write_whole
 from ..trace.faulty_line import MEASURED
 from . import replay_command, view
+from .result import DiagnosisFacts
 from .text import FLOAT32
-
-if TYPE_CHECKING:
-    from .result import DiagnosisFacts
 
 
 def write(

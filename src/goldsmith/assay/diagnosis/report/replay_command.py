@@ -6,12 +6,10 @@ import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...declare.target import Target
-
-if TYPE_CHECKING:
-    from .result import DiagnosisFacts
+from .result import DiagnosisFacts
 
 
 def command_line(diagnosis: DiagnosisFacts) -> str:

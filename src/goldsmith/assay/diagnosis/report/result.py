@@ -9,7 +9,8 @@ from typing import Any
 
 from ...declare.target import Target
 from ...report.check_report import Report
-from ...report.results import PASS, ErrorMap, Location
+from ...report.results import NOT_JUDGED, PASS, QUALITY, ErrorMap, Location
+from ...report.results import NOT_RUN as NOT_RUN_NOTE
 from ...report.results import _plain as plain_json
 from ..causes.rank import Cause
 from ..facts.evidence import OK, Evidence, StageState
@@ -18,6 +19,7 @@ from ..trace.faulty_line import FaultyLine
 
 SCHEMA = 1
 _TABLES = ("ratios", "permutations", "memory")
+PASSED, FAILED, REFUSED, NOT_RUN = "pass", "FAIL", "not judged", "not run"  # of a case
 
 
 @dataclass
@@ -73,6 +75,20 @@ class DiagnosisFacts:
         right = {stage.name for stage in self.stages if stage.state == OK}
         wrong = [r for r in self.report.rows if r.state == "bad" and r.run != "values" and r.tensor in right]
         return {row.tensor: row.run for row in reversed(wrong)}
+
+    def case_outcomes(self) -> dict[str, str]:
+        """The result of each of the target's cases: first those that ran, in their order, then those that did not."""
+        report = self.report
+        outcomes = dict.fromkeys(report.cases, PASSED)
+        outcomes |= {n.case: REFUSED for n in report.notes if n.id == NOT_JUDGED and n.case in outcomes}
+        missing = {note.case for note in report.notes if note.id == NOT_RUN_NOTE}
+        wrong = [f.case for f in report.findings if f.rung != QUALITY]
+        wrong += [row.case for row in report.rows if row.state == "bad"]
+        outcomes |= dict.fromkeys([case for case in wrong if case], FAILED)
+        ran = {case: outcome for case, outcome in outcomes.items() if outcome == FAILED or case not in missing}
+        names = [case.name for case in self.target.cases] if self.target is not None else []
+        not_run = [name for name in names if not any(case == name or case.startswith(f"{name} ") for case in ran)]
+        return ran | dict.fromkeys([*not_run, *(case for case in missing if case not in ran)], NOT_RUN)
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, including the report; tensors are only in the bundle."""

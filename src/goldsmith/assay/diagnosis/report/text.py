@@ -15,12 +15,11 @@ from ..causes.rank import displayed_causes
 from ..facts.evidence import CULPRIT, StageState
 from ..trace.faulty_line import MEASURED
 from . import replay_command
-from .case_outcomes import FAILED, NOT_RUN, case_outcomes
+from .result import FAILED, NOT_RUN, DiagnosisFacts
 
 if TYPE_CHECKING:
     from ..source.patch import Patch
     from ..trace.faulty_line import FaultyLine
-    from .result import DiagnosisFacts
 
 WIDTH = 80
 FACTS, LIKELY = "Facts", "Likely, from similar known faults (share of such answers that were right)"
@@ -135,7 +134,7 @@ def _table(stages: list[StageState], elsewhere: Mapping[str, str]) -> str:
 
 def _cases(diagnosis: DiagnosisFacts) -> str:
     """A table of the target's cases: which passed, which failed, and how many the diagnosis did not need."""
-    outcomes = case_outcomes(diagnosis)
+    outcomes = diagnosis.case_outcomes()
     if len(outcomes) < 2:
         return ""
     counts = Counter(outcomes.values())

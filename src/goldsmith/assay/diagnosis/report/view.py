@@ -13,12 +13,11 @@ from ...report.html.strip import UNNAMED_WORD
 from ...report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
 from ..causes.rank import displayed_causes
 from ..facts.spans import say
-from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
+from .result import FAILED, NOT_RUN, PASSED, REFUSED, DiagnosisFacts
 
 if TYPE_CHECKING:
     from ..causes.rank import Cause
     from ..facts.evidence import Evidence, RunFact, StageState
-    from .result import DiagnosisFacts
 
 STATE_WORD = {
     "ok": "right",
@@ -142,7 +141,7 @@ def maps(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
 
 def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
     """(name, result, glyph) of each case; empty for a single one, which the page names anyway."""
-    outcomes = case_outcomes(diagnosis)
+    outcomes = diagnosis.case_outcomes()
     states = {PASSED: "ok", FAILED: "bad", REFUSED: "not judged", NOT_RUN: "absent"}
     return (
         [(name, outcome, svg.glyph(states[outcome])) for name, outcome in outcomes.items()] if len(outcomes) > 1 else []

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,19 +15,11 @@ from ...golden.golden_results import GoldenResults
 from ...support.dispatch_mode import DispatchMode
 from ...support.torch_settings import default_dtype
 from ..graph.decompositions import Opened
+from .lookup import GoldenValue
 
 _MOST = 1500  # tensors
 _MOST_ELEMENTS = 1 << 16  # of one tensor
 _MOST_IN_ALL = 1 << 22
-
-
-@dataclass(frozen=True)
-class GoldenValue:
-    """One tensor of the golden. group: values with the same number are made by the same line of a loop."""
-
-    name: str
-    numbers: Tensor
-    group: int
 
 
 def golden_values(golden: GoldenResults) -> list[GoldenValue]:

@@ -22,6 +22,15 @@ _MOST = 4096  # elements of a step
 
 
 @dataclass(frozen=True)
+class GoldenValue:
+    """One tensor of the golden. group: values with the same number are made by the same line of a loop; 0: by none."""
+
+    name: str
+    numbers: Tensor
+    group: int
+
+
+@dataclass(frozen=True)
 class NumberMatch:
     """name: of the golden tensor; matched: distinct elements; missing: without an equal, of `compared`."""
 
@@ -55,17 +64,16 @@ class _Sorted:
 
 
 class Lookup:
-    """The golden's tensors. values: (name, flat numbers, group); a group's tensors are also searched together."""
+    """The golden's tensors of reals; a group's tensors are also searched together."""
 
-    def __init__(self, values: Sequence[tuple[str, Tensor, int]]):
-        tables = [_Sorted.of(name, numbers) for name, numbers, _ in values]
-        groups: dict[int, list[tuple[str, Tensor]]] = {}
-        for name, numbers, group in values:
-            if group:
-                groups.setdefault(group, []).append((name, numbers))
-        for members in groups.values():
-            if len(members) > 1:
-                tables.append(_Sorted.of(members[0][0], torch.cat([n for _, n in members])))
+    def __init__(self, values: Sequence[GoldenValue]):
+        real = [v for v in values if v.numbers.is_floating_point()]
+        groups: dict[int, list[GoldenValue]] = {}
+        for value in real:
+            groups.setdefault(value.group, []).append(value)
+        joined = [members for group, members in groups.items() if group and len(members) > 1]
+        tables = [_Sorted.of(v.name, v.numbers.reshape(-1)) for v in real]
+        tables += [_Sorted.of(m[0].name, torch.cat([v.numbers.reshape(-1) for v in m])) for m in joined]
         self.tables = [t for t in tables if t is not None]
 
     def find(self, numbers: Tensor, roundoff: float) -> NumberMatch | None:

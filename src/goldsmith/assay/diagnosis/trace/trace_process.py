@@ -33,9 +33,9 @@ from ..source.children.comparison import wrong_share
 from ..source.children.edited_modules import install
 from .faulty_line import FaultyLine, FoundValue
 from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, region_of, suspects
-from .lookup import Lookup, look_up
+from .lookup import GoldenValue, Lookup, look_up
 from .recorder import Recorder, TooLong
-from .substitution import GoldenTensorValue, Substituting, proven
+from .substitution import Substituting, proven
 from .tile_recording import tile_recording
 from .torch_recording import TorchRecording
 
@@ -75,8 +75,8 @@ class _Sent(Material):
 def _traced(message: Mapping[str, Any]) -> dict[str, Any]:
     parts = install(message["modules"]).load({}, message["origin"], message["backward"])
     material, _ = run_of(message["run"], parts)
-    values = [GoldenTensorValue(*v) for v in message["golden"]]
-    lookup = Lookup([(v.name, v.value.reshape(-1), v.group) for v in values if v.value.is_floating_point()])
+    values = [GoldenValue(*v) for v in message["golden"]]
+    lookup = Lookup(values)
     until = time.monotonic() + message["seconds"]
     last = "the candidate raised"
     for dtype in (torch.float64, torch.float32, None):
@@ -93,7 +93,7 @@ def _traced(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _proven(
-    trace: ComparedRun, recorder: Recorder, values: list[GoldenTensorValue], right: Callable[[Substituting], bool],
+    trace: ComparedRun, recorder: Recorder, values: list[GoldenValue], right: Callable[[Substituting], bool],
     until: float,
 ) -> WrongStep | None:  # fmt: skip
     if recorder.launches or any(not v for v in trace.results.values()):

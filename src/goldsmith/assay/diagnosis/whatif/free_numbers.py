@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from ..edits.golden_edit import EditedRun, NamedEdit
+from ..edits.golden_edit import NamedEdit
 from ..facts.evidence import WhatIf
 from ..facts.numbers import name
-from .gauss_newton import fitting
-from .search_context import SearchContext
+from .changed_golden import ChangedGolden
+from .judge import EXPLAINED, Judge
 from .witness import few
 
-EXPLAINED = 0.999  # share of the squared error
+_STEPS = 14
+_HALVED = 3
+
+Make = Callable[[float], Tensor | None]
 
 
-def sought(search: SearchContext, change: NamedEdit) -> WhatIf | None:
+def sought(search: ChangedGolden, change: NamedEdit) -> WhatIf | None:
     """The change with its best number; a factor is fitted by its logarithm."""
     if change.free is None:
         return None
     factor = change.free == 1.0
 
     def at(t: float) -> Tensor | None:
-        run = EditedRun(change.edit.with_number(math.exp(t) if factor else t))
-        value = (search.values_after(dict(run.changes()), search.tensor) or {}).get(search.tensor)
+        value = search.value(replace(change, edit=change.edit.with_number(math.exp(t) if factor else t)))
         return value if value is not None and value.shape == search.judge.got.shape else None
 
     begin = 0.0 if factor else change.free
@@ -38,7 +42,7 @@ def sought(search: SearchContext, change: NamedEdit) -> WhatIf | None:
     return _number(search, change, number, best.share, best.exact) if confirmed else None
 
 
-def _number(search: SearchContext, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
+def _number(search: ChangedGolden, change: NamedEdit, number: float, share: float, exact: bool) -> WhatIf | None:
     """The meaning of the best number."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
         return None  # 0 or 1, a missing or an unchanged term: another change covers it
@@ -54,3 +58,47 @@ def _number(search: SearchContext, change: NamedEdit, number: float, share: floa
     text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
     params = {**change.params, "value": number, "named": called}
     return WhatIf(cause, text, search.tensor, share, exact, params, prior=prior, also=change.also)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best number, the share of the squared error it explains, and whether nothing is left beyond rounding."""
+
+    at: float
+    share: float
+    exact: bool
+
+
+def fitting(make: Make, judge: Judge, begin: float, farthest: float) -> Best | None:
+    """Gauss-Newton from `begin`, in steps of at most `farthest`; a step that does not help is halved."""
+    t, step, halved = begin, 0.0, 0
+    best: Best | None = None
+    for _ in range(_STEPS):
+        value = make(t)
+        share, exact = judge.explained(value)
+        if value is None or (best is not None and share <= best.share):
+            if best is None or halved > _HALVED or best.exact:
+                break
+            halved, step = halved + 1, step / 2
+            t = best.at + step
+            continue
+        best = Best(t, share, exact)
+        step = _step(make, judge, t, value)
+        if abs(step) < 1e-9 * max(abs(t), 1e-9) or not abs(step) < 1e9:
+            break
+        step = max(-farthest, min(farthest, step))
+        t += step
+    return best
+
+
+def _step(make: Make, judge: Judge, t: float, value: Tensor) -> float:
+    small = 1e-5 * max(1.0, abs(t)) if t else 1e-7
+    further = make(t + small)
+    if further is None:
+        return 0.0
+    left = judge.residual(value)
+    slope = (further - value).flatten() / small / judge.bound.flatten()
+    good = torch.isfinite(slope) & torch.isfinite(left)
+    slope, left = slope[good], left[good]
+    size = float(slope.square().sum())
+    return float((slope * left).sum()) / size if size else 0.0

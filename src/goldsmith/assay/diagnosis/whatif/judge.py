@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...bounds.bounded import SLACK
 
+EXPLAINED = 0.999  # share of the squared error from which a change explains a tensor
 _EXACT = 4.0  # in units of the bound: both are rounded, and the changed golden's bound is unknown
 _ALL = 1 - 1e-8  # share of the elements; rounding alone may move the rest farther
 _NEAR = 0.8  # share of the elements that must equal the candidate's, within rounding

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..edits.golden_edit import RESULT, NamedEdit, do, named
 from ..edits.primitives.tensors import replace_by
 from ..edits.reductions import one_axis
-from ..graph.node import Key, Node
+from ..graph.node import Key, Node, maker_of
 from ..graph.tensors import floating
 from .judge import Judge
 
@@ -47,7 +47,7 @@ def changes(calls: Sequence[Node], among: set[int], judge: Judge) -> Iterator[Na
             times = torch.where(golden == 0, times, golden / out)
         change = _change(calls, call, judge, times)
         if change is not None:
-            yield replace(change, drawn=True, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
+            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge))
 
 
 def _linear(calls: Sequence[Node], call: Node, i: int, a: object) -> bool:
@@ -55,7 +55,7 @@ def _linear(calls: Sequence[Node], call: Node, i: int, a: object) -> bool:
     if not isinstance(a, Tensor) or not floating(a) or not 1 < a.numel() <= _SENT or call.func is None:
         return False
     key: Key = call.makers[sum(isinstance(b, Tensor) for b in call.args[:i])]
-    maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    maker = maker_of(calls, key)
     if call.backward and not (maker.backward if maker is not None else str(key).startswith("grad_")):
         return False
     results = [_result_with(call, i, t) for t in (torch.zeros_like(a), -2 * a)]

@@ -15,33 +15,21 @@ from ..edits import reductions as reduction_edits
 from ..edits.golden_edit import NamedEdit
 from ..edits.gradients import factors
 from ..edits.gradients import indices as gradient_indices
-from ..experiments.isolate import named
 from ..graph.graph import Graph
 from ..graph.loops import turning
-from ..graph.node import Node
-from . import call_groups, lost_addends
-from .search_context import SearchContext
-from .whole_runs import (
-    composed_slices,
-    padded_ends,
-    recomputation,
-    regrouped_sums,
-    single_readers,
-    swapped_results,
-)
+from . import call_groups, composed_slices, lost_addends, recomputation, single_readers
+from .changed_golden import ChangedGolden
 
 Source = Callable[..., Iterable[NamedEdit]]
 # (kind, its edits, the arguments by name)
 _KINDS: tuple[tuple[str, Source, str], ...] = (
     ("inputs", input_edits.edits, "inputs narrowable"),
     ("integers", integers.edits, "inputs numbers"),
-    ("swapped results", swapped_results.changes, "results candidate tensor"),
     ("scalars", scalars.edits, "scalars inputs"),
     ("composed slices", composed_slices.changes, "inputs tensor numbers"),
     ("invalid indices", masks.unchecked_indices, "nodes behind"),
     ("readers", readers.edits, "graph stages"),
     ("saved tensors", saved.edits, "graph"),
-    ("padded ends", padded_ends.changes, "search nodes"),
     ("single readers", single_readers.changes, "nodes behind"),
     ("factors", factors.edits, "graph"),
 )
@@ -56,23 +44,13 @@ _OF_A_NODE: tuple[tuple[str, Source], ...] = (
     ("unfold", unfold.edits),
     ("offsets", offsets.edits),
 )
-# mistakes that occur only in backward passes written by hand
-_OF_A_BACKWARD: tuple[tuple[str, Source, str], ...] = (
-    ("regrouped sums", regrouped_sums.changes, "nodes behind"),
-    ("gradient indices", gradient_indices.edits, "graph numbers"),
-)
 _ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
-def of(search: SearchContext, nodes: list[Node]) -> list[NamedEdit]:
+def of(search: ChangedGolden) -> list[NamedEdit]:
     """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
-    offered = partial(_offered, search, nodes)
-    known = _arguments(search, nodes)
-
-    def of_table(table: tuple[tuple[str, Source, str], ...]) -> list[NamedEdit]:
-        return [c for kind, edits, names in table for c in offered(kind, edits, *(known[n] for n in names.split()))]
-
-    waiting = of_table(_KINDS)
+    nodes, offered, known = search.nodes, partial(_offered, search), _arguments(search)
+    waiting = [c for kind, edits, names in _KINDS for c in offered(kind, edits, *(known[n] for n in names.split()))]
     behind = [node for node in nodes if node.index in search.behind]
     in_loops = turning(behind)
     by_node: dict[int, list[NamedEdit]] = {}
@@ -86,27 +64,26 @@ def of(search: SearchContext, nodes: list[Node]) -> list[NamedEdit]:
     waiting += offered("recomputation", recomputation.changes, nodes, by_node, search.tensor)
     waiting += offered("lost addends", lost_addends.changes, nodes, search.behind, search.judge)
     if search.tensor.endswith(".grad"):
-        waiting += of_table(_OF_A_BACKWARD)
+        waiting += offered("gradient indices", gradient_indices.edits, known["graph"], known["numbers"])
     return waiting
 
 
-def _arguments(search: SearchContext, nodes: list[Node]) -> Mapping[str, Any]:
+def _arguments(search: ChangedGolden) -> Mapping[str, Any]:
     """The arguments of the tables, by name."""
     examination = search.examination
     material, ref = examination.material, examination.ref
     forward = [n for n in ref.order if not n.endswith(".grad") and n != search.tensor]
     stages = {n: ref.values[n].double() for n in forward if n in ref.values and ref.values[n].is_floating_point()}
     return {
-        "search": search, "nodes": nodes, "behind": search.behind, "graph": Graph(nodes, search.behind),
+        "nodes": search.nodes, "behind": search.behind, "graph": Graph(search.nodes, search.behind),
         "inputs": search.leaves, "tensor": search.tensor, "scalars": material.scalars,
         "numbers": {**material.sizes, **material.scalars},
         "narrowable": frozenset(n for n, t in material.inputs.items() if t.dtype == torch.float32),
-        "results": ref.values, "candidate": {n: t for n, (_, t) in named(search.own).items()},
         "stages": {**{n: t for n, t in search.leaves.items() if not n.startswith("grad_")}, **stages},
     }  # fmt: skip
 
 
-def _offered(search: SearchContext, nodes: list[Node], kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
+def _offered(search: ChangedGolden, kind: str, edits: Source, *arguments: object) -> list[NamedEdit]:
     """The changes of one kind; none if it raises an error, which is noted in `search.left_out`."""
     try:
         return [replace(edit, kind=kind) for edit in edits(*arguments)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..edits.golden_edit import RESULT, Action, do
 from ..edits.primitives.formulas import applied
 from ..edits.primitives.tensors import replace_by
-from ..graph.node import Key, Node
+from ..graph.node import Key, Node, maker_of
 from ..graph.tensors import floating
 
 _SUMS = frozenset("add add_ sub sub_".split())
@@ -42,17 +42,17 @@ def vanishing(calls: Sequence[Node], among: set[int]) -> dict[int, Action]:
             maker = _maker(calls, maker.makers[0])
         if maker is not None and maker.name in _SUMS and maker.out.shape == call.args[0].shape:
             addends += [t for t in maker.tensors[:2] if t.shape == maker.out.shape]
-        if any(vanishes(call, t) for t in addends):
+        if any(_vanishes(call, t) for t in addends):
             zeroed[call.index] = Action(call.index, RESULT, do(replace_by, new=call.out))
     return zeroed
 
 
-def vanishes(call: Node, addend: Tensor) -> bool:
+def _vanishes(call: Node, addend: Tensor) -> bool:
     axes = call.args[1] if len(call.args) > 1 and call.args[1] else list(range(addend.dim()))
     size, total = addend.abs().sum(axes), addend.sum(axes).abs()
     return bool((size > 0).any()) and bool((total <= _LEAST * size).all())
 
 
 def _maker(calls: Sequence[Node], key: Key) -> Node | None:
-    maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    maker = maker_of(calls, key)
     return maker if maker is not None and maker.backward and maker.owns else None

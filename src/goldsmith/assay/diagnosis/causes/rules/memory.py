@@ -15,30 +15,21 @@ def overrun(r: Reading) -> Match | None:
     if r.e.error and r.raised.writes_beyond:
         return Match(SEEN, (r.e.error,), {"tensor": r.e.tensor})
     fact = r.memory("overrun")
-    finding = r.finding("overrun")
-    text = fact.text if fact is not None else finding.text if finding is not None else ""
-    if not text:
+    if fact is None:
         return None
     # above an edit of the golden with the same numbers (0.97): what was written past the end may be what is missing
-    plain_run = fact is not None and plain(fact.run) == "values"
-    params = {"tensor": fact.tensor if fact is not None else r.e.tensor, "observed": plain_run}
-    return Match(EXACT + (0.025 if plain_run else 0.02), (text,), params)
+    plain_run = plain(fact.run) == "values"
+    return Match(EXACT + (0.025 if plain_run else 0.02), (fact.text,), {"tensor": fact.tensor, "observed": plain_run})
 
 
 def stray_read(r: Reading) -> Match | None:
     """Memory outside a buffer shows in a result."""
     fact = r.memory("stray_read")
-    finding = r.finding("stray_read")
-    if fact is not None or finding is not None:
-        text = fact.text if fact is not None else finding.text if finding is not None else ""
-        in_layout = plain(fact.run if fact is not None else finding.run if finding is not None else "").startswith(
-            "layout"
-        )
-        name = fact.tensor if fact is not None else r.e.tensor
-        elsewhere = name != r.e.tensor and r.y is not None and bool(torch.isfinite(r.y).all()) and r.wrong_count > 0
-        return Match(HINT if in_layout or elsewhere else EXACT, (text,), {"tensor": name})
-    numbers_run = r.nan_gone("numbers beside")
-    if numbers_run is None:
+    if fact is not None:
+        own = fact.tensor == r.e.tensor or r.y is None or not bool(torch.isfinite(r.y).all()) or not r.wrong_count
+        sure = own and not plain(fact.run).startswith("layout")
+        return Match(EXACT if sure else HINT, (fact.text,), {"tensor": fact.tensor})
+    if r.nan_gone("numbers beside") is None:
         return None
     text = f"{r.e.tensor} holds NaN if NaN lies outside the buffers, and none if numbers lie there"
     return Match(EXACT, (text,), {"tensor": r.e.tensor})
@@ -47,25 +38,18 @@ def stray_read(r: Reading) -> Match | None:
 def input_modified(r: Reading) -> Match | None:
     """An input, or an output gradient, holds different bytes after the run."""
     fact = r.memory("input_modified")
-    finding = r.finding("input_modified")
-    if fact is None and finding is None:
+    if fact is None:
         return None
-    text = fact.text if fact is not None else finding.text if finding is not None else ""
-    name = fact.tensor if fact is not None else finding.tensor if finding is not None else ""
-    sentences = [text]
-    if r.memory("never_written") is not None or r.finding("never_written"):
-        sentences.append("and a result was never written: it may have been stored into the input")
-    return Match(EXACT + 0.03, tuple(sentences), {"input": name})
+    unwritten = r.memory("never_written") is not None
+    more = ("and a result was never written: it may have been stored into the input",) if unwritten else ()
+    return Match(EXACT + 0.03, (fact.text, *more), {"input": fact.tensor})
 
 
 def aliased(r: Reading) -> Match | None:
     """Two results, or a result and an input, share memory; or the backward overwrites a result."""
     fact = r.memory("aliased", "output_modified")
-    finding = r.finding("aliased") or r.finding("output_modified")
-    if fact is not None or finding is not None:
-        text = fact.text if fact is not None else finding.text if finding is not None else ""
-        name = fact.tensor if fact is not None else finding.tensor if finding is not None else ""
-        return Match(EXACT + 0.01, (text,), {"tensor": name})
+    if fact is not None:
+        return Match(EXACT + 0.01, (fact.text,), {"tensor": fact.tensor})
     shared = _one_buffer(r) or _written_into(r)
     if shared is not None:
         return shared
@@ -104,17 +88,7 @@ def _written_into(r: Reading) -> Match | None:
 
 def use_after_free(r: Reading) -> Match | None:
     """Freed memory is read."""
-    fact = r.memory("use_after_free")
-    if fact is not None:
-        return Match(EXACT, (fact.text,), {"tensor": fact.tensor})
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "use_after_free":
-        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
-    freed = r.fails("poison on free") or r.fails("freed")
-    if freed is not None:
-        text = freed.text or "freed memory, filled with NaN, shows in the result"
-        return Match(EXACT, (text,), {})
-    return None
+    return r.first_nonfinite("use_after_free", EXACT)
 
 
 def invalid_index(r: Reading) -> Match | None:

@@ -273,6 +273,13 @@ class Reading:
         facts = sorted((m for m in self.e.memory if m.kind in kinds), key=lambda m: m.tensor != self.e.tensor)
         return facts[0] if facts else None
 
+    def first_nonfinite(self, cause: str, score: float) -> Match | None:
+        """The match of a cause that the first NaN or Inf shows."""
+        origin = self.e.nonfinite_origin
+        if origin is None or origin.cause != cause:
+            return None
+        return Match(score, origin.sentences, {"stage": origin.stage, "operation": origin.op})
+
     def ratio(self) -> Ratio | None:
         """A constant ratio: of the whole tensor before a segment's."""
         ratios = [r for r in self.e.ratios if abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]

@@ -111,11 +111,11 @@ def wrong_mask(r: Reading) -> Match | None:
 
 def uninitialised_accumulator(r: Reading) -> Match | None:
     """Poison shows in the result, and zeroed memory removes it: the sum started from old memory."""
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "uninitialised_accumulator":
-        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
-    fact, finding = r.memory("never_written"), r.finding("never_written")
-    if fact is None and finding is None:
+    reused = r.first_nonfinite("uninitialised_accumulator", EXACT)
+    if reused is not None:
+        return reused
+    fact = r.memory("never_written")
+    if fact is None:
         zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next
         if left:
             return Match(LIKELY, (left, "a sum starts from the value that the previous row left"), {})
@@ -123,8 +123,7 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
             return None
         text = f"{r.e.tensor} holds NaN where uninitialised memory does"
         return Match(EXACT, (text, "on zeroed memory it is right: it is added to the old content"), {})
-    text = fact.text if fact is not None else finding.text if finding is not None else ""
-    where = fact.location if fact is not None else finding.location if finding is not None else None
+    text, where = fact.text, fact.location
     if any(x.right and not x.same for x in r.runs("repeat")):
         return None
     if r.right("zeroed memory"):

@@ -36,7 +36,7 @@ def stale_state(r: Reading) -> Match | None:
     if r.plain_wrong and r.fails("repeat") is not None:
         return None
     again = r.fails("second call")
-    twice = r.fails("backward twice") or r.finding("backward_twice")
+    twice = r.finding("backward_twice")
     back = r.fails("back")
     if again is not None:
         sentence = again.text or again.error or "the second call of the same inputs gives another result"
@@ -48,9 +48,7 @@ def stale_state(r: Reading) -> Match | None:
             {"run": again.name},
         )
     if twice is not None:
-        return Match(
-            LIKELY, (twice.text or "the backward run twice gives another gradient",), {"run": "backward twice"}
-        )
+        return Match(LIKELY, (twice.text,), {"run": "backward twice"})
     if back is not None and not r.plain_wrong:
         text = back.text or "the first inputs again, after others, give another result"
         return Match(LIKELY, (text,), {"run": back.name})
@@ -65,7 +63,7 @@ def stale_copy(r: Reading) -> Match | None:
     """Other inputs of the same shapes give the first result."""
     if r.plain_wrong:
         return _unread(r)
-    others = r.fails("other inputs") or r.fails("others")
+    others = r.fails("other inputs")
     if others is None:
         return None
     raises = bool(others.error) or "raised" in others.kinds
@@ -93,7 +91,7 @@ def _unread(r: Reading) -> Match | None:
 
 def stale_config(r: Reading) -> Match | None:
     """After a call of other sizes, the sizes of the first call are used."""
-    sizes = r.fails("other sizes") or r.fails("sizes")
+    sizes = r.fails("other sizes")
     if sizes is not None and not r.plain_wrong:
         text = sizes.text or "wrong after a call of other sizes, right before"
         return Match(EXACT, (text,), {"run": sizes.name})
@@ -114,7 +112,7 @@ def _apart(r: Reading, run: RunFact) -> bool:
 
 def race(r: Reading) -> Match | None:
     """Right with one thread, or the same call gives several results."""
-    one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
+    one = list(r.runs("1 thread"))
     if r.numbers_wrong and one and all(x.right and not x.same for x in one):
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
     repeats = list(r.runs("repeat"))
@@ -128,7 +126,7 @@ def race(r: Reading) -> Match | None:
         text = text or f"{len(differing)} of {len(repeats)} repeats of the same call give another result"
         score = EXACT - 0.01 if r.plain_wrong and len(differing) > 1 else LIKELY + 0.1
         return Match(HINT if _mended(r) else score, (text,), {"differing": len(differing)})
-    counts = ("2 threads", "4 threads", "8 threads", "one thread", "1 thread")
+    counts = ("2 threads", "4 threads", "8 threads", "1 thread")
     threads = next((fact for fact in map(r.fails, counts) if fact is not None), None)
     if threads is not None and not r.plain_wrong:
         return Match(LIKELY, (threads.text or f"the result depends on the threads ({threads.name})",), {})
@@ -136,7 +134,7 @@ def race(r: Reading) -> Match | None:
 
 
 def missing_sync(r: Reading) -> Match | None:
-    """A wait makes it right, or memory is written after the call has returned."""
+    """Memory is written after the call has returned, or unwritten memory is read in one call of several."""
     late_write = next((x for x in r.runs("watched afterwards") if x.late), None)
     if late_write is not None and r.plain_wrong:
         sentence = (
@@ -144,9 +142,6 @@ def missing_sync(r: Reading) -> Match | None:
             "them"
         )
         return Match(EXACT + 0.02, (sentence,), {"bytes": late_write.late})
-    waited = list(r.runs("sync"))
-    if r.numbers_wrong and waited and all(x.right for x in waited):
-        return Match(EXACT + 0.02, ("right if every call is waited for, wrong otherwise",), {"run": waited[0].name})
     repeats = list(r.runs("repeat"))
     poison = r.memory("never_written") is not None
     if poison and any(x.right and not x.same for x in repeats):

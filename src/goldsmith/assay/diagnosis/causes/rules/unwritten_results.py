@@ -11,15 +11,13 @@ from .reading import EXACT, HINT, LIKELY, SEEN, Match, Reading
 def never_written(r: Reading) -> Match | None:
     """Poison is left, and zeroing the same memory does not make the result right."""
     fact = r.memory("never_written")
-    finding = r.finding("never_written")
-    if fact is None and finding is None:
+    if fact is None:
         zeroed = r.nan_gone("zeroed memory")
         if zeroed is not None and not zeroed.right:
             text = f"{r.e.tensor} holds NaN where uninitialised memory does"
             return Match(EXACT, (text, "on zeroed memory it is wrong, too"), {})
         return _zero_block(r)
-    text = fact.text if fact is not None else finding.text if finding is not None else ""
-    where = fact.location if fact is not None else finding.location if finding is not None else None
+    text, where = fact.text, fact.location
     share = where.fraction if where is not None else 1.0
     params = {"fraction": share, "axes": dict(where.axes) if where is not None else {}}
     if any(x.right and not x.same for x in r.runs("repeat")):

@@ -18,13 +18,9 @@ def _infinite(r: Reading) -> int:
 def overflow(r: Reading) -> Match | None:
     """Inf, or NaN made from Inf, where the golden is finite: an intermediate left its dtype's range."""
     count = _infinite(r)
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "overflow":
-        return Match(
-            EXACT + 0.01,
-            nonfinite_origin.sentences,
-            {"stage": nonfinite_origin.stage, "operation": nonfinite_origin.op},
-        )
+    origin = r.first_nonfinite("overflow", EXACT + 0.01)
+    if origin is not None:
+        return origin
     if count and r.y is not None and r.g is not None:
         inf = int(torch.isinf(r.y).sum())
         largest = float(r.g[torch.isfinite(r.g)].abs().max())
@@ -42,35 +38,10 @@ def overflow(r: Reading) -> Match | None:
         return Match(
             EXACT if narrow else SEEN if small and inf else LIKELY if inf or small else FAINT, tuple(sentences), {}
         )
-    bits = _wrapped(r)
-    if bits:
-        text = f"all {r.wrong_count} errors are whole multiples of 2^{bits}: sums wrap at {bits} bits"
-        return Match(EXACT, (text,), {"bits": bits})
-    if r.zeros == 1.0 and r.right("scale 2^-12"):
-        text = f"{r.e.tensor} is all zeros, as if divided by Inf, and right when inputs are times 2^-12"
-        return Match(LIKELY + 0.05, (text,), {})
     if not r.plain_wrong and _blows_up(r):
         large = r.fails("scale 2^12")
         return Match(LIKELY, (large.text if large is not None else "large inputs give Inf or NaN",), {})
     return None
-
-
-def _wrapped(r: Reading) -> int:
-    """The width that integers were cut to, if such a cut explains every error; otherwise 0."""
-    if r.pair is None or r.wrong is None:
-        return 0
-    y, g = (t[r.wrong] for t in r.pair)
-    noise = 8 * max(r.unit, 2.0**-24) * float(torch.maximum(y.abs(), g.abs()).max())
-    for bits in (32, 16, 8):
-        times = (y - g) / 2.0**bits
-        cut = float(y.abs().max()) <= 2.0**bits and noise < 0.01 * 2.0**bits
-        if (
-            cut
-            and bool((times.round() != 0).all())
-            and bool(((times - times.round()).abs() * 2.0**bits <= noise).all())
-        ):
-            return bits
-    return 0
 
 
 def _largest(r: Reading) -> list[float]:
@@ -89,13 +60,9 @@ def _blows_up(r: Reading) -> bool:
 
 def missing_max_shift(r: Reading) -> Match | None:
     """Exponentials of large arguments: an offset that cancels in the golden gives NaN or Inf."""
-    nonfinite_origin = r.e.nonfinite_origin
-    if nonfinite_origin is not None and nonfinite_origin.cause == "missing_max_shift":
-        return Match(
-            EXACT + 0.02,
-            nonfinite_origin.sentences,
-            {"stage": nonfinite_origin.stage, "operation": nonfinite_origin.op},
-        )
+    origin = r.first_nonfinite("missing_max_shift", EXACT + 0.02)
+    if origin is not None:
+        return origin
     offset = r.fails("offset")
     large = r.fails("scale 2^12")
     if not r.plain_wrong and offset is not None:

@@ -7,7 +7,6 @@ several in autograd.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +21,6 @@ _SUMS = frozenset("add add_ sub sub_".split())
 _ADDENDS, _FACTORS, _ROWS = 12, 24, 4
 
 
-class ForwardOperand(NamedTuple):
-    """A tensor of the forward, as an operator reads it."""
-
-    name: str
-    tensor: Tensor
-    source: Source
-
-
 def edits(graph: Graph) -> Iterator[NamedEdit]:
     backward = [n for n in graph.nodes if n.backward and n.index in graph.behind]
     addends: dict[int, Node] = {}
@@ -38,7 +29,7 @@ def edits(graph: Graph) -> Iterator[NamedEdit]:
             maker = _maker(graph, key)
             if maker is not None and floating(maker.out) and maker.out.numel() > 1:
                 addends.setdefault(maker.index, maker)
-    factors = forward_operands(graph)
+    factors = _forward_operands(graph)
     for addend in list(addends.values())[:_ADDENDS]:
         for name, tensor, source in factors:
             alike = tensor.numel() == addend.out.numel() and addend.out.is_contiguous()
@@ -56,15 +47,15 @@ def _maker(graph: Graph, key: Key) -> Node | None:
     return maker if maker is not None and maker.backward and maker.owns else None
 
 
-def forward_operands(graph: Graph) -> list[ForwardOperand]:
-    """The forward's inputs and results with several elements; the latest tensor of a name wins."""
-    tensors: dict[Key, ForwardOperand] = {}
+def _forward_operands(graph: Graph) -> list[tuple[str, Tensor, Source]]:
+    """(name, tensor, place) of the forward's inputs and results with several elements, as an operator reads them."""
+    tensors: dict[Key, tuple[str, Tensor, Source]] = {}
     for node, i, key, tensor in graph.operands():
         if not node.backward and not str(key).startswith("grad_"):
             maker = graph.maker(key)
             as_made = not tensor._is_view() if maker is None else maker.out.stride() == tensor.stride()
             source = key if as_made and (maker is None or maker.out.shape == tensor.shape) else (node.index, i)
-            tensors[key] = ForwardOperand(node.operand(i) or "an intermediate", tensor, source)
+            tensors[key] = (node.operand(i) or "an intermediate", tensor, source)
     return list(tensors.values())[:_FACTORS]
 
 

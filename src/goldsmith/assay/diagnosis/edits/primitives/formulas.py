@@ -21,10 +21,6 @@ def formula(call: OperatorCall, *, of: Callable[..., Tensor]) -> Tensor:
     return of(*call.args, **call.kwargs)
 
 
-def other_result(call: OperatorCall, *, new: Tensor) -> Tensor:
-    return new.clone()
-
-
 def unchanged(call: OperatorCall) -> Tensor:
     return call.x.clone()
 
@@ -35,10 +31,6 @@ def applied(x: Tensor, *, of: Callable[[Tensor], Tensor]) -> Tensor:
 
 def plus(x: Tensor, *, c: float) -> Tensor:
     return x + c
-
-
-def ones(x: Tensor) -> Tensor:
-    return torch.ones_like(x)
 
 
 # sums and products
@@ -194,7 +186,3 @@ WRAPPED: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
     ("tanh", "wrong_factor", torch.tanh),
     ("sigmoid", "wrong_factor", torch.sigmoid),
 )
-
-
-def complement(x: Tensor) -> Tensor:
-    return 1 - x

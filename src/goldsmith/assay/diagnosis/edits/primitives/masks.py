@@ -59,9 +59,5 @@ def hold(call: OperatorCall, *, block: int, c: float) -> Tensor:
     return torch.where(region, torch.full_like(out, c), out)
 
 
-def zero_for_infinity(x: Tensor) -> Tensor:
-    return x.masked_fill(torch.isneginf(x), 0.0)
-
-
 def keep_operand(call: OperatorCall, *, at: int) -> Tensor:
     return call.args[at].clone()

@@ -11,8 +11,7 @@ from ..golden_edit import OperatorCall
 from .spans import Span
 
 _REDUCE: dict[str, Callable[..., Tensor]] = {
-    "cumsum": torch.sum, "cumprod": torch.prod, "logcumsumexp": torch.logsumexp, "sum": torch.sum, "mean": torch.mean,
-    "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm, "logsumexp": torch.logsumexp,
+    "sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm,
 }  # fmt: skip
 
 
@@ -107,11 +106,3 @@ def _step_by_step(x: Tensor, axis: int) -> Tensor:
     before, top = x.masked_fill(place >= last, -torch.inf), x.amax(axis, keepdim=True)
     state = early_exponentials(before, axis=axis, block=1) * torch.exp(before.amax(axis, keepdim=True) - top)
     return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
-
-
-# scans
-
-
-def _windows(x: Tensor, axis: int, width: int, value: float, reduce: Callable[..., Tensor]) -> Tensor:
-    before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], value)
-    return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)

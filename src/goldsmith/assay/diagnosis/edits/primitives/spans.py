@@ -15,7 +15,6 @@ _RULES: dict[str, tuple[Callable[[int, int], tuple[int, int]], str]] = {
     "one block short": (lambda n, b: (0, n - b), "one block of {} short"),
     "without last block": (lambda n, b: (0, (n - 1) // b * b), "the last block of {} is left out"),
     "first half": (lambda n, b: (0, n // 2), "the first half alone"),
-    "equal parts": (lambda n, b: (0, n - n % b), "the remainder after {} equal parts is in none of them"),
     # beginnings
     "without first": (lambda n, b: (1, n), "from the second on"),
     "last block": (lambda n, b: ((n - 1) // b * b, n), "the last block of {} alone"),

@@ -16,16 +16,17 @@ def constant(value: object, *, new: object) -> object:
     return list(new) if isinstance(new, tuple) else new
 
 
+def read_other(x: Tensor, other: Tensor) -> Tensor:
+    """Another tensor of the run."""
+    return other if other.shape == x.shape else other.reshape(x.shape)
+
+
 def replace_by(x: Tensor, *, new: Tensor) -> Tensor:
     return new.reshape(x.shape).clone()
 
 
 def scale(x: Tensor, *, c: float) -> Tensor:
     return x * c
-
-
-def at_least(x: Tensor, *, c: float) -> Tensor:
-    return x.clamp(min=c)
 
 
 def multiply(x: Tensor, by: Tensor, *, inverse: bool) -> Tensor:

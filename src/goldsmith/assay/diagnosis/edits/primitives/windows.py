@@ -47,7 +47,3 @@ def store_taps(call: OperatorCall, *, last: bool) -> Tensor:
     for j in range(size) if last else reversed(range(size)):
         out.index_copy_(dim, torch.arange(grad.shape[dim], device=grad.device) * by + j, grad.select(-1, j))
     return out
-
-
-def flip(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    return x.flip(axes)

@@ -1,12 +1,11 @@
-"""Changed goldens: sums along another axis as kernels group them, windows of an axis, signs of small integers."""
+"""Changed goldens: windows of an axis, signs of small integers, stores that should add."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from assay.diagnosis.targets import session_of
+from assay.diagnosis.targets import explain, session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif import explain
 
 pytestmark = pytest.mark.sweep(8)
 
@@ -21,41 +20,6 @@ def assert_explained(target, tensor, cause, text):
     what = best(target, tensor)
     assert (what.cause, what.exact, what.whole) == (cause, True, True), what
     assert text in what.text
-
-
-# sums of a gradient, whose factors a kernel groups differently
-
-
-@assay.case(R=[7], C=[11])
-def table(make, R, C):
-    return {"x": make.normal(R, C), "s": make.normal(R, 1)}
-
-
-def centred(x, s):
-    return (x - x.mean(1, keepdim=True)) * s
-
-
-def weighed(x, s):
-    return (x - (x * s).sum(1, keepdim=True)) * s.exp()
-
-
-@pytest.mark.parametrize("divided", [True, False])
-def test_a_mean_of_the_backward_runs_over_rows(divided):
-    def backward(x, s, y, grad_y):
-        mean = grad_y.sum(0) / (len(x) if divided else x.shape[1])
-        return {"x": s * (grad_y - mean)}
-
-    target = assay.Target(centred, centred, cases=table, backward=backward, grads=("x",))
-    how = ", and is divided by its length" if divided else ""
-    assert_explained(target, "x.grad", "wrong_axis", f"runs along axis 0 instead of 1, with 1/s inside{how}")
-
-
-def test_a_factor_inside_the_kernels_sum():
-    def backward(x, s, y, grad_y):
-        return {"x": s.exp() * grad_y - (s * grad_y * s.exp()).sum(0, keepdim=True)}
-
-    target = assay.Target(weighed, weighed, cases=table, backward=backward, grads=("x",))
-    assert_explained(target, "x.grad", "wrong_axis", "runs along axis 0 instead of 1, with s inside")
 
 
 # windows

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...edits.golden_edit import GoldenEdit, NamedEdit
-from ...graph.tensors import floating
+from ..edits.golden_edit import GoldenEdit, NamedEdit
+from ..graph.tensors import floating
 
 _SHORTEST, _LONGEST = 2, 4096  # length of an axis that is cut
 _ALL_SIZES_TO = 8  # all block sizes up to this are tried, and then powers of two
@@ -23,33 +23,22 @@ _MOST_ELEMENTS = 1 << 20  # elements of an input that is cut
 _SECONDS = 3.0  # CPU seconds in total
 Values = Mapping[str, Tensor]
 Assemble = Callable[[list[Tensor], list[int]], Tensor | None]  # the blocks' results and lengths -> one result
-
-
-class GoldenRun(Protocol):
-    """Runs the golden on other leaves, up to the tensor `until` ("": to the end); RuntimeError if they do not fit."""
-
-    until: str
-
-    def __call__(self, leaves: Values) -> Values: ...
-
-
-class _Run:
-    def __init__(self, leaves: Values, run_golden: Callable[[Values], Values | None], until: str):
-        self.leaves, self.run_golden, self.until = leaves, run_golden, until
-
-    def __call__(self, leaves: Values) -> Values:
-        results = self.run_golden({**self.leaves, **leaves})
-        if results is None:
-            raise RuntimeError("the golden does not run on these leaves")
-        return results
+GoldenRun = Callable[[Values], Values]  # runs the golden on other leaves; RuntimeError if they do not fit
 
 
 def composed_values(
     change: NamedEdit, leaves: Values, run_golden: Callable[[Values], Values | None], until: str
 ) -> dict[str, Tensor] | None:
-    """The results of a `composed` change, assembled from several runs; None if the golden cannot run on its leaves."""
+    """The results up to `until` ("": all), assembled from several runs; None if the golden cannot run on its leaves."""
+
+    def run(other: Values) -> Values:
+        results = run_golden({**leaves, **other})
+        if results is None:
+            raise RuntimeError("the golden does not run on these leaves")
+        return results
+
     try:
-        return dict(change.composed(leaves, _Run(leaves, run_golden, until))) if change.composed is not None else None
+        return dict(change.composed(leaves, run, until)) if change.composed is not None else None
     except (RuntimeError, KeyError, IndexError):
         return None
 
@@ -98,8 +87,8 @@ def _in_blocks(
     def assembled_change(
         text: str, cause: str, prior: float, assemble: Assemble, *also: str, keeps_axis: bool = False
     ) -> NamedEdit:
-        def composed(leaves: Values, run: GoldenRun) -> Values:
-            parts = block_results.of(leaves, run)
+        def composed(leaves: Values, run: GoldenRun, until: str) -> Values:
+            parts = block_results.of(leaves, run, until)
             unchanged = run({})
             results = {
                 k: _assembled(assemble, [p[k] for p in parts], lengths, unchanged[k], keeps_axis, k != tensor)
@@ -124,8 +113,8 @@ class _BlockResults:
         self.results: list[Values] = []  # for the leaves in `key`
         self.failed = False
 
-    def of(self, leaves: Values, run: GoldenRun) -> list[Values]:
-        key = (id(leaves), run.until)
+    def of(self, leaves: Values, run: GoldenRun, until: str) -> list[Values]:
+        key = (id(leaves), until)
         if key == self.key:
             return self.results
         if self.failed or self.spent[0] > _SECONDS:
@@ -210,7 +199,7 @@ def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, 
             for restored in (True, False):
 
                 def composed(
-                    leaves: Values, run: GoldenRun, position: Tensor = position, restored: bool = restored
+                    leaves: Values, run: GoldenRun, until: str, position: Tensor = position, restored: bool = restored
                 ) -> Values:
                     at = position.to(leaves[names[0]].device)
                     results = run({m: torch.empty_like(leaves[m]).index_copy(axis, at, leaves[m]) for m in names})

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...edits.golden_edit import NamedEdit, do, named
-from ...graph.node import Key, Node
-from ...graph.tensors import floating, replaced, seen_through
+from ..edits.golden_edit import NamedEdit, do, named
+from ..graph.node import Key, Node, maker_of
+from ..graph.tensors import floating, replaced, seen_through
 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
@@ -66,10 +66,11 @@ def _without(calls: Sequence[Node], source: Node, depth: int) -> Iterator[tuple[
     keys = iter(source.makers)
     for i, operand in enumerate((a, b)):
         key = next(keys) if isinstance(operand, Tensor) else -1
-        if not floating(operand) or not isinstance(key, int) or not 0 <= key < len(calls):
+        maker = maker_of(calls, key)
+        if not floating(operand) or maker is None:
             continue
-        for name, value in _without(calls, calls[key], depth - 1):
-            seen = seen_through(_laid(value, calls[key].out), operand)
+        for name, value in _without(calls, maker, depth - 1):
+            seen = seen_through(_laid(value, maker.out), operand)
             if seen is not None and source.func is not None:
                 yield name, source.func(*replaced(source.args, i, seen), **source.kwargs)
 
@@ -79,7 +80,7 @@ def _within_addends(calls: Sequence[Node], source: Node) -> Iterator[tuple[int, 
     if source.name not in _SUMS or len(source.makers) != 2 or source.func is None:
         return
     for i, key in enumerate(source.makers):
-        maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        maker = maker_of(calls, key)
         for name, value in _without(calls, maker, _DEPTH - 1) if maker is not None and maker.owns else ():
             seen = seen_through(_laid(value, maker.out), source.args[i]) if maker is not None else None
             if seen is not None:

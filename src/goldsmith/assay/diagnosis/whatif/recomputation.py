@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...edits.golden_edit import CALL, Action, EditedRun, GoldenEdit, NamedEdit, OperatorCall, do
-from ...edits.primitives.formulas import inner_product
-from ...graph.graph import followed
-from ...graph.node import Changed, Instead, Key, Node
-from ...graph.tensors import floating
+from ..edits.golden_edit import CALL, Action, EditedRun, GoldenEdit, NamedEdit, OperatorCall, do
+from ..edits.primitives.formulas import inner_product
+from ..graph.graph import followed
+from ..graph.node import Changed, Instead, Key, Node
+from ..graph.tensors import floating
 
 _MOST = 600  # changes
 _RARER = 0.08
