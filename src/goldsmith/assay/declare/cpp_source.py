@@ -38,7 +38,7 @@ class CppSource:
 
     files  one path or several, with the headers that may be edited
     build  a command in which {files} stands for all files but headers, {library} for what it makes, and {here} for the
-           folder of the files, as in "c++ -O2 -shared -fPIC -I{here} {files} -o {library}"; or a function that is
+           folder of the files, as in "c++ -O2 -shared -fPIC -I {here} {files} -o {library}"; or a function that is
            called with a list of paths and the path of the library. The files are copies in a temporary folder
     load   makes the candidate from the path of a library, or a pair (candidate, backward)
     """

@@ -27,15 +27,15 @@ def evidence(target: Target, cases: Sequence[Case], report: Report, device: str 
     A floating-point one may be as narrow as the reference's or any floating-point input. The reference runs for the
     first case in each dtype, and for another case only where a result has another dtype there.
     """
-    found: dict[str, dict[str, torch.dtype]] = {}
+    dtypes: dict[str, dict[str, torch.dtype]] = {}
     for row in report.rows:
         stored = getattr(torch, row.dtype, None)
         if row.run == "values" and isinstance(stored, torch.dtype):
-            found.setdefault(row.case, {})[row.tensor] = stored
+            dtypes.setdefault(row.case, {})[row.tensor] = stored
     known: dict[torch.dtype, dict[str, torch.dtype]] = {}
     for case in cases:
         for dtype in case.own_dtypes[:1] or target.dtypes:
-            stores = found.get(label_of(case, dtype, target, None), {})
+            stores = dtypes.get(label_of(case, dtype, target, None), {})
             legal = known.setdefault(dtype, {})
             if stores.items() <= legal.items():
                 continue
@@ -83,8 +83,8 @@ def _of_the_reference(
     except (RuntimeError, TypeError, ValueError):
         return {}
     pairs = names_of(result, target.outputs, "golden", unavailable=tuple(n for n in supply if n.startswith("grad_")))
-    made = {**tracer.records, **{n: t for n, t in pairs if isinstance(t, Tensor)}}
-    dtypes = {n: [t.dtype, *floating.values()] for n, t in made.items()}
+    tensors = {**tracer.records, **{n: t for n, t in pairs if isinstance(t, Tensor)}}
+    dtypes = {n: [t.dtype, *floating.values()] for n, t in tensors.items()}
     dtypes |= {f"saved.{n}": dtypes[n] for n in target.saved if n in dtypes}
     grads = {f"{n}.grad": d for n, d in (dtypes | {n: [d] for n, d in floating.items()}).items()}
     return dtypes | grads

@@ -28,8 +28,8 @@ class LogRow(TypedDict, total=False):
 
 def rows(path: Path) -> list[LogRow]:
     """The rows of a log, without a last line that a kill cut short."""
-    found = [row for row in json_rows(path) if isinstance(row, dict) and isinstance(row.get("step"), int)]
-    return cast("list[LogRow]", found)
+    numbered = [row for row in json_rows(path) if isinstance(row, dict) and isinstance(row.get("step"), int)]
+    return cast("list[LogRow]", numbered)
 
 
 class UnwrittenJournal:
