@@ -1,5 +1,7 @@
 """Changed goldens whose result is a single number, such as a loss, and softmax in blocks."""
 
+import math
+
 import pytest
 import torch
 
@@ -132,3 +134,36 @@ def test_an_online_softmax_without_rescaling(candidate, golden, cases, which):
     change = explained(candidate, golden=golden, cases=cases)
     assert (change[0].cause, change[0].exact) == ("missing_rescale", True)
     assert change[0].params == {"block": BLOCK, "which": which}
+
+
+@assay.case(T=[5], V=[8], s=[0.5])
+def scaled(make, T, V, s):
+    return {"z": make.normal(T, V), "b": make.normal(T, T), "y": make.integers(0, V, T), "s": s}
+
+
+def picked(z, b, y, s):
+    return -torch.log_softmax(z * s, -1).gather(1, y[:, None])[:, 0]
+
+
+def biased(z, b, y, s):
+    return torch.softmax(z @ z.mT * s + b, -1) @ z
+
+
+@pytest.mark.parametrize(
+    "golden, candidate, text",
+    [
+        (
+            picked,
+            lambda z, b, y, s: torch.logsumexp(z * s, -1) - z.gather(1, y[:, None])[:, 0],
+            "the argument of log_softmax(z * 0.5) is multiplied, outside of its sum, by 2",
+        ),
+        (
+            biased,
+            lambda z, b, y, s: biased(z, b * math.log(2), y, s),
+            "b is multiplied, in ((z @ z) * 0.5) + b, by 0.693147 = ln 2",
+        ),
+    ],
+)
+def test_a_factor_of_one_use_of_a_softmaxs_argument_or_of_one_addend_is_found(golden, candidate, text):
+    (first, *_) = explained(candidate, golden=golden, cases=scaled)
+    assert (first.cause, first.text) == ("wrong_factor", text)

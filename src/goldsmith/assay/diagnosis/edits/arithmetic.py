@@ -28,6 +28,7 @@ from .primitives.formulas import (
     function,
     plus,
     repeat_factor,
+    scale_addend,
     scale_after,
     scale_inner_product,
     unchanged,
@@ -165,6 +166,10 @@ def _sums(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
     yield named(node, "sign_flip", 0.8, f"{second} has the other sign in {expression}", weighed(1, -1), term=second)
     if not scalar:
         yield named(node, "sign_flip", 0.7, f"{first} has the other sign in {expression}", weighed(-1, 1), term=first)
+        bent = any(n.name in _BENDS and node.index in n.makers for n in nodes)
+        for which, term in enumerate((first, second) if bent else ()):
+            text = f"{term} is multiplied, in {expression}, by"
+            yield named(node, "wrong_factor", 0.5, text, (CALL, do(scale_addend, which=which, c=1.0)), free=1.0)
 
 
 def _exclusive(node: Node, nodes: Sequence[Node]) -> bool:

@@ -15,6 +15,7 @@ from .primitives.repartitions import (
     logsumexp_from,
     online_logsumexp,
     online_softmax,
+    softmax_apart,
     softmax_from,
     softmax_total,
 )
@@ -60,6 +61,10 @@ def edits(node: Node, nodes: Sequence[Node]) -> Iterator[NamedEdit]:
         for cause, text, of in _OF_SOFTMAX:
             formula = CALL, do(softmax_from, of=of, axis=node.args[1])
             yield named(node, cause, 0.5, f"{node.expression} {text}", formula)
+        for inside, where in ((False, "outside of its sum"), (True, "in its sum alone")):
+            apart = CALL, do(softmax_apart, axis=node.args[1], of_sum=inside, c=1.0)
+            text = f"the argument of {node.expression} is multiplied, {where}, by"
+            yield named(node, "wrong_factor", 0.5, text, apart, free=1.0)
     elif node.name == "logsumexp":
         axes, keep = tuple(node.args[1]), len(node.args) > 2 and bool(node.args[2])
         for cause, text, of_sum in _OF_SUM:

@@ -49,6 +49,11 @@ def weigh_addends(call: OperatorCall, *, a: float, b: float) -> Tensor:
     return (total if isinstance(total, Tensor) else torch.zeros(())).expand(shape).clone()
 
 
+def scale_addend(call: OperatorCall, *, which: int, c: float) -> Tensor:
+    """c times one of the two addends."""
+    return weigh_addends(call, a=1.0 if which else c, b=c if which else 1.0)
+
+
 def drop_factor(call: OperatorCall, *, keep: int) -> Tensor:
     shapes = [a.shape for a in call.args[:2] if isinstance(a, Tensor)]
     kept = call.args[keep]

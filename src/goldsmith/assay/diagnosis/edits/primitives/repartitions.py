@@ -67,6 +67,13 @@ def softmax_from(call: OperatorCall, *, of: Callable[[Tensor, Tensor, Tensor], T
     return log_probs if call.name == "_log_softmax" else torch.exp(log_probs)
 
 
+def softmax_apart(call: OperatorCall, *, axis: int, of_sum: bool, c: float) -> Tensor:
+    """A softmax whose argument is multiplied by c in its sum alone, or everywhere else."""
+    argument, summed = (call.x, c * call.x) if of_sum else (c * call.x, call.x)
+    log_probs = argument - torch.logsumexp(summed, axis, keepdim=True)
+    return log_probs if call.name == "_log_softmax" else torch.exp(log_probs)
+
+
 def logsumexp_from(
     call: OperatorCall, *, of: Callable[[Tensor, Tensor], Tensor], axes: tuple[int, ...], keep: bool
 ) -> Tensor:
