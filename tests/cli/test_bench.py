@@ -140,7 +140,7 @@ def test_an_operator_without_a_check_is_not_timed(monkeypatch):
 
 
 def test_a_real_check_precedes_a_timing(tmp_path):
-    file = tmp_path / "new" / "rows.jsonl"
+    file = tmp_path / "rows.jsonl"
     result = run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", to=file)
     assert result.exit_code == 0, result.output
     (row,) = [json.loads(line) for line in file.read_text().splitlines()]

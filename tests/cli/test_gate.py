@@ -144,14 +144,15 @@ def test_candidates_name_their_problem_in_a_folder(folder):
         (["no.jsonl", "--problem", "softmax.py"], "no.jsonl: the file holds no candidates"),
         (["pipe.py", "--problem", "softmax.py"], "pipe.py: no ordinary file"),
         (["made/right.py", "--problem", "folder"], "folder: the folder holds no problems"),
-        (["made/right.py", "--problem", "raises.py"], "raises.py: the golden raised RuntimeError"),
+        (["made/right.py", "--problem", "raises.py"], "the golden raised RuntimeError: no (raises.py:6)"),
         (["made/right.py", "--problem", "binary.py"], "binary.py does not parse: source code string cannot"),
     ],
 )
 def test_what_cannot_run_is_one_paragraph_and_status_2(folder, arguments, text):
     (folder / "empty.py").write_text("def golden(x):\n    return x\n\ncases = []\n")
     (folder / "no.jsonl").touch()
-    (folder / "raises.py").write_text(PROBLEM.replace("return torch.softmax", "raise RuntimeError; torch.softmax"))
+    raising = PROBLEM.replace("return torch.softmax", "raise RuntimeError('no'); torch.softmax")
+    (folder / "raises.py").write_text(raising)
     (folder / "folder").mkdir()
     (folder / "binary.py").write_bytes(b"\xff\0")
     os.mkfifo(folder / "pipe.py")

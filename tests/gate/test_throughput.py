@@ -26,7 +26,7 @@ def test_a_process_that_is_left_is_seen():
 
 def test_a_small_hostile_batch_gets_every_verdict_and_leaves_nothing():
     with throughput.problem_file() as problem:
-        options = GateOptions(limits=Limits(2, 2, 1 << 30), seed=1, probes="values")
+        options = GateOptions(limits=Limits(2, 6, 1 << 30), seed=1, probes="values")
         row = hostile.run(problem, 12, 1, options)
     assert (row["missing"], row["left_processes"], row["left_files"], row["unexpected"]) == (0, [], [], [])
     assert {"accepted", "wrong", "crashed", "refused"} <= row["statuses"].keys()

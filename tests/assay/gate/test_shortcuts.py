@@ -5,7 +5,6 @@ import sys
 import types
 
 import torch
-from goldsmith.assay.support.known_functions import KnownFunctions
 
 from assay.gate.problems import candidate, problem
 from goldsmith.assay import gate
@@ -13,6 +12,7 @@ from goldsmith.assay.execute.plain_calls import plain_calls
 from goldsmith.assay.execute.records import CandidateRun, Material, PlainCalls, PlainResults, RunSettings
 from goldsmith.assay.gate.isolation import wire
 from goldsmith.assay.gate.isolation.protocol import Malformed
+from goldsmith.assay.judge.known_functions import KnownFunctions
 
 LATE_PATCH = """
 import torch

@@ -123,7 +123,7 @@ def test_a_candidate_that_is_right_only_in_its_first_calls_or_forges_the_clock_i
 
 BUSY = """
 def candidate(x, w):
-    for _ in range(60):
+    for _ in range(120):
         x.sin()
     return x * w
 """

@@ -67,7 +67,7 @@ class SeededGenerator:
 
     def __init__(self, seed: int) -> None:
         self.seed = torch.default_generator.manual_seed(seed).initial_seed()
-        self.first = torch.default_generator.get_state().numpy()  # compared without torch, whose modes count elements
+        self.first = torch.default_generator.get_state()
         torch.rand(1, device="cpu")
 
     def reseeded(self) -> str:
@@ -75,7 +75,7 @@ class SeededGenerator:
         now = torch.default_generator.initial_seed()
         if now != self.seed:
             return f"torch's random generator, whose seed was {self.seed}, has the seed {now}"
-        back = (torch.default_generator.get_state().numpy() == self.first).all()
+        back = torch.equal(torch.default_generator.get_state(), self.first)
         return f"torch's random generator is back at its seed {now}, so that its numbers come again" if back else ""
 
 
