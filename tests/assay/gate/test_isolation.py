@@ -1,6 +1,8 @@
 """Whatever a candidate's process does, there is one verdict, and the next candidate is judged."""
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -158,3 +160,19 @@ def test_many_such_folders_are_shown_as_one(tmp_path):
         (tmp_path / f"store/{number}/package{number}.dist-info").mkdir()
         (site / package.name).symlink_to(package)
     assert linked_folders((str(site),)) == (str(tmp_path / "store"),)
+
+
+EARLY = """
+import os, subprocess
+from goldsmith.assay.gate.isolation.zygote import Zygote
+zygote = Zygote.__new__(Zygote)
+child = subprocess.Popen(["sleep", "100"])
+zygote.children = {child.pid: (None, "")}
+print(os.WTERMSIG(zygote._end(child.pid)))
+"""
+
+
+def test_a_process_that_has_made_no_group_yet_is_ended():
+    """Its group is what is killed; a zygote that waited for it waited for ever."""
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "9\n"

@@ -124,6 +124,7 @@ class Zygote:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if not ended:
+            os.kill(pid, signal.SIGKILL)  # it may not have made its group yet
             _, status = os.waitpid(pid, 0)
         self._sweep()
         if home:
