@@ -37,4 +37,5 @@ def test_a_right_candidate_passes_every_probe(specimen):
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("specimen", [s for s in CHEATS if s.statuses[0] == "cheating"], ids=lambda s: s.name)
 def test_a_cheating_candidate_deceives_a_naive_checker(specimen):
-    assert any(naive.accepts(checker, specimen) for checker in naive.CHECKERS)
+    tries = 3  # some tricks need memory that was used before
+    assert any(naive.accepts(checker, specimen) for _ in range(tries) for checker in naive.CHECKERS)
