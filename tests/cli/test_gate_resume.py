@@ -56,7 +56,7 @@ def test_a_killed_batch_goes_on_and_ends_like_an_unbroken_one(folder):  # noqa: 
 
 @pytest.fixture
 def judged(monkeypatch):
-    """Names of the candidates that a judge gets; the last one given is finished first."""
+    """The names of the candidates that were given to a judge. It finishes the last one first."""
     names = []
 
     class Judges:

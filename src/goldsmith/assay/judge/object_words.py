@@ -28,7 +28,7 @@ class ObjectWords:
     """The words as they are when this is made. The objects must live as long."""
 
     def __init__(self, objects: Sequence[object], offset: int | None, count: int) -> None:
-        """offset: of the words in each object; None: unknown, so that all may have changed."""
+        """offset: bytes from an object's start to its words. None: unknown, and every object counts as changed."""
         self.size, self.places, self.known = len(objects), tuple[Tensor, ...](), list[Tensor]()
         if offset is not None:
             firsts = torch.tensor([_index(o, offset) for o in objects], dtype=torch.int64)

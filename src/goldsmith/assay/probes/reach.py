@@ -82,7 +82,10 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
 
 
 def right_nearby(examination: Examination, reference: GoldenResults, name: str, run: CandidateRun) -> bool:
-    """Whether rounding of the inputs or of exponents explains it: exp(x - logsumexp(x)) rounds at the size of x."""
+    """Whether the error is no larger than rounded inputs, or rounded arguments of exp, make it.
+
+    Example: exp(x - logsumexp(x)), whose argument is rounded at the size of x.
+    """
     actual, golden = {n: t for n, _, t in run.results()}.get(name), reference.values[name]
     if actual is None or actual.shape != golden.shape:
         return False

@@ -64,7 +64,7 @@ def _units(function: Function) -> Iterator[_Unit]:
 
 
 def _names(one: _Unit, other: _Unit) -> dict[str, str] | None:
-    """Name -> the other one's name; None if a name has two, or if another function is called."""
+    """Name in the first text -> name in the other; None if a name has two there, or if the calls differ."""
     names: dict[str, str] = {}
     for first, second in zip(_NAME.finditer(one.text), _NAME.finditer(other.text), strict=True):
         called = one.text[first.end() :].startswith("(") or one.text[: first.start()].endswith(".")
