@@ -160,6 +160,37 @@ def test_a_rank_that_stands_still_is_noticed(monkeypatch):
     assert watches[1].leave("ended: another message") == notice  # the first message of all ranks counts
 
 
+class Unreachable(HashStore):
+    """A store that answers no question any more."""
+
+    def check(self, keys):
+        raise ConnectionError("connection reset by peer")
+
+
+class Dying(presence.Process):
+    """A killed process that is seen for a moment after its connections have closed."""
+
+    looks = 0
+
+    def gone(self):
+        Dying.looks += 1
+        return Dying.looks > 3
+
+
+def test_a_killed_holder_of_the_store_is_named_although_its_connections_close_first(monkeypatch):
+    monkeypatch.setattr(presence, "BEAT_S", 0.02)
+    monkeypatch.setattr(presence, "GRACE_S", 1.0)
+    monkeypatch.setattr(presence.os, "_exit", [].append)
+    monkeypatch.setattr(Dying, "looks", 0)
+    here = presence.Process.this()
+    watch = presence.Presence(Unreachable(), 1, [Dying(*here), here], first_holds_store=True)
+    watch.start()
+    assert str(watch.wait(10)) == f"rank 0 ({here.place}) has ended without a message; was it killed?"
+    lives = presence.Presence(Unreachable(), 1, [here, here], first_holds_store=True)
+    lives.start()
+    assert "rank 0 holds the ranks' store, which no longer answers (connection reset by peer)" in str(lives.wait(10))
+
+
 def test_parameters_that_differ_between_ranks_are_named():
     class Another(Ranks):
         world = 2

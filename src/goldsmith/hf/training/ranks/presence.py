@@ -129,7 +129,7 @@ class Presence:
             except Exception as error:  # noqa: BLE001  the store raises several kinds; all mean that it is gone
                 if self._closed.is_set():
                     return
-                notice = Notice(0, f"or torchrun's agent, which holds the ranks' store, ended ({_line(error)})")
+                notice = self._lost(error)
             if notice is not None:
                 self._tell(notice)
                 break
@@ -138,6 +138,17 @@ class Presence:
         for call in self.abandon:
             call(self.notice)
         os._exit(2)  # the main thread waits in a collective that nothing can end
+
+    def _lost(self, error: Exception) -> Notice:
+        """Who ended if the store no longer answers: the connections of a process close a moment before it is gone."""
+        if self._first_holds_store and 0 in self._here:
+            until = time.monotonic() + GRACE_S
+            while not (ended := self._processes[0].gone()) and time.monotonic() < until:
+                time.sleep(0.02)
+            if ended:
+                return self._gone(0)
+        holder = "or torchrun's agent, which holds" if not self._first_holds_store else "holds"
+        return Notice(0, f"{holder} the ranks' store, which no longer answers ({_line(error)})")
 
     def _look(self) -> Notice | None:
         """The rank that has ended, if one has; counts up before."""
