@@ -83,6 +83,21 @@ def test_a_narrower_result_of_one_case_only_is_seen():
     assert (verdict.status, verdict.reason) == ("wrong", "dtype"), verdict.evidence
 
 
+def two_best(x):
+    index = assay.stage("index", x.topk(2, -1).indices)
+    return x.gather(-1, index), index
+
+
+@pytest.mark.parametrize("dtype, status", [("int8", "wrong"), ("float32", "wrong"), ("int32", "accepted")])
+def test_a_decision_has_a_dtype_with_which_a_caller_can_index(dtype, status):
+    cases = [assay.case(T=[3], D=[12])(lambda make, T, D: {"x": make.normal(T, D)})]
+    decisions = {"index": assay.topk(scores="x", k=2)}
+    chosen = gate.Problem(two_best, cases, outputs=("value", "index"), decisions=decisions)
+    source = f"import torch\ndef candidate(x):\n    y, i = x.topk(2, -1)\n    return y, i.to(torch.{dtype})\n"
+    verdict = gate.judge(gate.Candidate("best", source), chosen, seed=2, probes="values")
+    assert (verdict.status, verdict.reason) == (status, "dtype" if status == "wrong" else ""), verdict.evidence
+
+
 HIDING = """
 import sys, torch
 

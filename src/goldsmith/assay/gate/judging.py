@@ -247,7 +247,7 @@ def _examined(
             verdict = _verdict(report, failing, facts, process, another, declared=declared)
             if not verdict.ok:
                 return verdict
-        other = result_dtypes.evidence(target, cases, report, options.device, seed)
+        other = result_dtypes.evidence(target, cases, report, process, options.device, seed)
         if other:
             return Verdict(WRONG, "dtype", evidence=[other])
     if problem.wants_kernel:
