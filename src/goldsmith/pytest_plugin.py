@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar, cast
 import pytest
 from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative, TracebackEntry
 
-from .pytest_session import NAME, SECONDS, RunClock, run_in_child
-
 if TYPE_CHECKING:
     from .assay.diagnosis import Diagnosis
     from .assay.execute.hooks import CheckRecord, RunInProgress
     from .assay.report.check_report import Report
     from .assay.report.results import AssayError
+    from .pytest_session import RunClock
 
 SCHEMA = 1
 BUNDLES = "assay-bundles"
@@ -56,6 +55,8 @@ class CheckedTest(TypedDict):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    from .pytest_session import SECONDS
+
     group = parser.getgroup("assay", "goldsmith's assay")
     group.addoption("--assay-html", metavar="FILE", help="write all checks of the run to one HTML page")
     group.addoption("--assay-json", metavar="FILE", help="write all checks of the run as JSON")
@@ -68,18 +69,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"folder for the smallest failing cases; implies --assay-diagnose (default: {BUNDLES})",
     )
     group.addoption("--assay-seed", metavar="N", type=int, help="seed of all checks (default: one per test)")
-    group.addoption(
-        "--assay-seconds",
-        metavar="N",
-        type=float,
-        default=SECONDS,
-        help=f"end a test in which one run of a candidate takes longer (default: {SECONDS:g}; 0: never)",
-    )
+    limit = f"end a test in which one run of a candidate takes longer (default: {SECONDS:g}; 0: never)"
+    group.addoption("--assay-seconds", metavar="N", type=float, default=SECONDS, help=limit)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """A test that a kernel ends with `os._exit(0)` fails: the session runs in a child that the parent watches."""
+    from .pytest_session import run_in_child
+
     return run_in_child(config)
 
 
@@ -136,7 +134,7 @@ class _TestChecks:
         self.recorded = bool(option("--assay-html") or option("--assay-json"))
         self.checks: list[CheckRecord] = []
         self.slow, self.test = item.config.stash[SLOW], item.nodeid
-        child = item.config.pluginmanager.get_plugin(NAME)
+        child = item.config.pluginmanager.get_plugin("goldsmith-session")
         self.clock: RunClock | None = None if child is None else child.clock
         self.hooks: ModuleType | None = None
         self.before = 0

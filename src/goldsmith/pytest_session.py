@@ -23,11 +23,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 import pytest
 
-NAME = "goldsmith-session"  # of the plugin in the child
 SECONDS = 300.0  # after which a run of a candidate is ended
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _FAILED = 1  # pytest's status where tests failed
@@ -41,7 +39,7 @@ _LONGEST = 64 << 20  # bytes of a line, which no report has
 class _Record:
     """What the processes of a session have told: reports by test, as JSON, and how each lost test ended."""
 
-    reports: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    reports: dict[str, list[dict[str, object]]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     printed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -85,10 +83,10 @@ def run_in_child(config: pytest.Config) -> int | None:
             clock.owner = os.getpid()
             with contextlib.suppress(OSError, AttributeError):  # systems without prctl
                 ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-            config.pluginmanager.register(_Child(config, writing, clock, record), NAME)
+            config.pluginmanager.register(_Child(config, writing, clock, record), "goldsmith-session")
             return None
         os.close(writing)
-        status = _Watch(config, pid, reading, clock).status(record)
+        status = _SessionProcess(config, pid, reading, clock).status(record)
         if status is not None:
             return status
 
@@ -147,8 +145,8 @@ class _Child:
     def _reports(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         if item.nodeid in self.record.reports:
             for data in self.record.reports[item.nodeid]:
-                if isinstance(data.get("longrepr"), list):  # of a skipped test, which pytest takes as a tuple only
-                    data["longrepr"] = tuple(data["longrepr"])
+                if isinstance(text := data.get("longrepr"), list):  # of a skipped test; pytest takes a tuple only
+                    data["longrepr"] = tuple(text)
                 yield self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
             return
         names, printed = ("Captured stdout", "Captured stderr"), self.record.printed[item.nodeid]
@@ -179,14 +177,14 @@ class _Child:
         self._tell("finished", int(exitstatus))
 
 
-class _Watch:
+class _SessionProcess:
     """The parent's view of a session in a child process."""
 
     def __init__(self, config: pytest.Config, pid: int, reading: int, clock: RunClock) -> None:
         self.config, self.pid, self.reading, self.clock = config, pid, reading, clock
         self.seconds: float = config.getoption("--assay-seconds")
         self.collected, self.begun, self.finished, self.asked, self.late = 0, "", False, False, ""
-        self.reports: dict[str, list[dict[str, Any]]] = {}
+        self.reports: dict[str, list[dict[str, object]]] = {}
         self.reported: list[str] = []
 
     def status(self, record: _Record) -> int | None:

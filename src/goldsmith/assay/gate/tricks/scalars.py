@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -53,7 +52,7 @@ def _other(value: float) -> float:
 
 
 def _with(base: Case, values: dict[str, float]) -> Case:
-    def draw(make: Make, **sizes: Any) -> dict[str, Any]:
+    def draw(make: Make, **sizes: object) -> dict[str, object]:
         return {**base.draw(make, **sizes), **values}
 
     label = ",".join(f"{name}={value}" for name, value in {**base.sizes, **values}.items())
