@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .assay.execute.hooks import CheckRecord, RunInProgress
     from .assay.report.check_report import Report
     from .assay.report.results import AssayError
+    from .pytest_session import RunClock
 
 SCHEMA = 1
 BUNDLES = "assay-bundles"
@@ -54,6 +55,8 @@ class CheckedTest(TypedDict):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    from .pytest_session import SECONDS
+
     group = parser.getgroup("assay", "goldsmith's assay")
     group.addoption("--assay-html", metavar="FILE", help="write all checks of the run to one HTML page")
     group.addoption("--assay-json", metavar="FILE", help="write all checks of the run as JSON")
@@ -66,11 +69,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"folder for the smallest failing cases; implies --assay-diagnose (default: {BUNDLES})",
     )
     group.addoption("--assay-seed", metavar="N", type=int, help="seed of all checks (default: one per test)")
+    limit = f"end a test in which one run of a candidate takes longer (default: {SECONDS:g}; 0: never)"
+    group.addoption("--assay-seconds", metavar="N", type=float, default=SECONDS, help=limit)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """A session that a kernel ends with `os._exit(0)` fails: it runs in a child process that the parent watches."""
+    """A test that a kernel ends with `os._exit(0)` fails: the session runs in a child that the parent watches."""
     from .pytest_session import run_in_child
 
     return run_in_child(config)
@@ -97,6 +102,8 @@ def _writable(folder: Path) -> None:
 @pytest.fixture
 def assay(request: pytest.FixtureRequest) -> _SeededAssay:
     """`goldsmith.assay`; `assay.seed` is the seed of this test."""
+    import goldsmith.assay  # noqa: F401  loaded first, so that the checks of this test are its own
+
     watch = request.node.stash[KEY]
     watch.begin()
     return _SeededAssay(watch.seed)
@@ -127,6 +134,8 @@ class _TestChecks:
         self.recorded = bool(option("--assay-html") or option("--assay-json"))
         self.checks: list[CheckRecord] = []
         self.slow, self.test = item.config.stash[SLOW], item.nodeid
+        child = item.config.pluginmanager.get_plugin("goldsmith-session")
+        self.clock: RunClock | None = None if child is None else child.clock
         self.hooks: ModuleType | None = None
         self.before = 0
 
@@ -141,11 +150,17 @@ class _TestChecks:
         hooks.DEFAULT_SEED[0] = self.seed
         hooks.CHECKS.append(self.checks.append)
         self.slow.begin(self.test, hooks.RUNNING)
+        if self.clock is not None:
+            hooks.RUNS.append(self.clock.begin)
+            hooks.ENDED.append(self.clock.end)
 
     def end(self) -> None:
         if self.hooks is not None:
             self.hooks.DEFAULT_SEED[0] = self.before
             self.hooks.CHECKS.remove(self.checks.append)
+            if self.clock is not None:
+                self.hooks.RUNS.remove(self.clock.begin)
+                self.hooks.ENDED.remove(self.clock.end)
             self.hooks = None
 
     def diagnosed(self, report: Report) -> Diagnosis | None:
@@ -266,7 +281,7 @@ def _diagnose(item: pytest.Item, watch: _TestChecks, checked: Report, report: py
 
 
 class _SlowRunReporter:
-    """Names each slow run of a candidate on stderr, once; nothing can end a run in this process."""
+    """Names each slow run of a candidate on stderr, once. Only another process can end a run: `pytest_session`."""
 
     def __init__(self) -> None:
         try:

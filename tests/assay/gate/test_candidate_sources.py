@@ -72,6 +72,29 @@ def test_a_file_that_cannot_be_read_is_a_refused_candidate(tmp_path):
     assert found[2].candidate.source == gate.Candidate("marked", "\ufeffx = 1").source == "x = 1"
 
 
+LATIN = "# -*- coding: latin-1 -*-\n" + RIGHT.replace("e / e", "e * len('\u00e9') / e")
+
+
+def test_a_python_file_is_read_in_the_encoding_that_it_declares(tmp_path):
+    (tmp_path / "a.py").write_bytes(LATIN.encode("latin-1"))
+    (tmp_path / "b.py").write_bytes(b"# coding: nonsense\n")
+    (tmp_path / "c.py").write_bytes(b"# coding: hex\n")
+    (tmp_path / "d.jsonl").write_text(json.dumps({"id": "d", "source": LATIN}))
+    found = load_candidates([tmp_path])
+    assert [s.verdict.reason if s.verdict else "" for s in found] == ["", "unreadable", "unreadable", ""]
+    assert found[0].candidate.source == found[3].candidate.source == LATIN
+    assert gate.Candidate.read(tmp_path / "a.py").source == LATIN
+    verdict = gate.judge(found[0].candidate, problem(), seed=1, probes="values")
+    assert verdict.status == "accepted", verdict
+
+
+def test_a_name_is_only_a_label():
+    source = RIGHT.replace("import torch", "import torch, xml.dom")
+    for name in ("xml", "k" * 5000, "../a", ""):
+        verdict = gate.judge(gate.Candidate(name, source), problem(), seed=1, probes="values")
+        assert verdict.status == "accepted", verdict
+
+
 def test_paths_without_candidates_are_named(tmp_path):
     with pytest.raises(NoCandidates, match="nowhere: there is no such file"):
         load_candidates([tmp_path / "nowhere"])
@@ -113,7 +136,7 @@ def test_the_source_of_a_completion_is_its_last_block_of_code(completion, wanted
 def test_a_source_that_is_no_candidate_is_refused_for_a_reason(source, language, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refusal) as why:
-        candidate_call.load(source, "own", language=language)
+        candidate_call.load(source, language=language)
     assert why.value.reason == reason
 
 

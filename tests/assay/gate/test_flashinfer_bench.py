@@ -127,6 +127,15 @@ def test_solutions_of_both_styles_are_judged(root, returns):
     assert verdict.status == "accepted", verdict
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_function_of_the_other_style_is_refused_by_the_name_of_the_field(root, returns):
+    sources = {"main.py": FILLING if returns else RETURNING, "parts/norm.py": f"{RETURNING}\nnorm = run\n"}
+    submission = loaded(root, solution(sources, returns=returns))
+    verdict = gate.judge(submission.candidate, problem_of(root), seed=1, probes="quick")
+    assert (verdict.status, verdict.reason) == ("refused", "passing_style")
+    assert f"set it to {'true' if returns else 'false'}" in verdict.evidence[0]
+
+
 def test_an_output_that_is_not_filled_is_found(root):
     source = FILLING.replace("inverse[:]", "inverse[1:]").replace(
         "norm(x, weight, eps)", "(lambda a, b: (a, b[1:]))(*norm(x, weight, eps))"

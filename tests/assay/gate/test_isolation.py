@@ -76,12 +76,12 @@ def test_a_right_candidate_is_accepted():
     [
         ("wrong", "exceeds its rounding bound", "return x.sigmoid() * w"),
         ("crashed", "ended with status 0 during a call", "import os; os._exit(0)"),
-        ("crashed", "SIGSEGV) during a call, in candidate (kernel.py", "import ctypes; ctypes.string_at(0)"),
+        ("crashed", "SIGSEGV) during a call, in candidate (candidate_source.py", "import ctypes; ctypes.string_at(0)"),
         ("crashed", "SIGABRT", "import os; os.abort()"),
-        ("crashed", "program: in candidate (kernel.py, line 5)", "raise KeyboardInterrupt"),
+        ("crashed", "program: in candidate (candidate_source.py, line 5)", "raise KeyboardInterrupt"),
         ("crashed", "it raised E, which would have ended the program: in", "raise type('E', (BaseException,), {})"),
         ("crashed", "what it returned cannot be read: RuntimeError", "return torch._efficientzerotensor(x.shape)"),
-        ("crashed", "ValueError: no (kernel.py:5)", "\nraise ValueError('no')"),
+        ("crashed", "ValueError: no (candidate_source.py:5)", "\nraise ValueError('no')"),
         ("crashed", "printed more than 65536 bytes", "while True: print('x' * 1000)"),
         ("timed_out", "a call had not ended after 4 s", "while True: pass"),
         ("timed_out", "a call had not ended", SWALLOWING),
@@ -103,7 +103,7 @@ def test_misbehaviour_is_one_verdict(status, text, body):
         ("it defines no candidate and no ModelNew", "x = 1"),
         ("candidate is of type int", "candidate = 1"),
         ("takes 'missing', which is not supplied", "def candidate(missing): return missing"),
-        ("importing it raised SystemExit: 0 (source.py:1)", "raise SystemExit(0)"),
+        ("importing it raised SystemExit: 0 (candidate_source.py:1)", "raise SystemExit(0)"),
     ],
 )
 def test_a_source_without_a_candidate_is_refused(text, source):

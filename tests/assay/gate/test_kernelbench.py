@@ -42,7 +42,7 @@ def written(folder, text, name="problem.py"):
 
 def verdict_in_process(problem, source, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    parts = candidate_call.load(source, "own", construct=problem.construct)
+    parts = candidate_call.load(source, construct=problem.construct)
     return assay.check(problem.target(parts.candidate), probes="quick", raises=False).verdict
 
 

@@ -1,11 +1,14 @@
 """What a candidate says of its own run, dtypes of stages and output gradients, makes no wrong kernel right."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from goldsmith import assay
 from goldsmith.assay import gate
 from goldsmith.assay.gate.tricks import reasons, source
+from goldsmith.assay.gate.tricks.scalars import other_scalars
 from goldsmith.assay.report.results import Finding
 
 
@@ -81,6 +84,39 @@ def test_a_stage_with_the_name_of_a_result_widens_no_bound(name):
 def test_a_narrower_result_of_one_case_only_is_seen():
     verdict = judged("y = x * r * w\n        y = y if len(x) == 1 else y.bfloat16()")
     assert (verdict.status, verdict.reason) == ("wrong", "dtype"), verdict.evidence
+
+
+def two_best(x):
+    index = assay.stage("index", x.topk(2, -1).indices)
+    return x.gather(-1, index), index
+
+
+@pytest.mark.parametrize("dtype, status", [("int8", "wrong"), ("float32", "wrong"), ("int32", "accepted")])
+def test_a_decision_has_a_dtype_with_which_a_caller_can_index(dtype, status):
+    cases = [assay.case(T=[3], D=[12])(lambda make, T, D: {"x": make.normal(T, D)})]
+    decisions = {"index": assay.topk(scores="x", k=2)}
+    chosen = gate.Problem(two_best, cases, outputs=("value", "index"), decisions=decisions)
+    source = f"import torch\ndef candidate(x):\n    y, i = x.topk(2, -1)\n    return y, i.to(torch.{dtype})\n"
+    verdict = gate.judge(gate.Candidate("best", source), chosen, seed=2, probes="values")
+    assert (verdict.status, verdict.reason) == (status, "dtype" if status == "wrong" else ""), verdict.evidence
+
+
+@pytest.mark.parametrize("eps, status", [("eps", "accepted"), ("1e-6", "wrong")])
+def test_a_number_with_one_declared_value_is_no_constant(eps, status):
+    cases = assay.case(T=[3], D=[12])(lambda make, T, D: {"x": make.normal(T, D), "eps": 1e-6})
+    norm = "x * (x.square().mean(-1, keepdim=True) + {}).rsqrt()"
+    problem = gate.Problem(eval(f"lambda x, eps: {norm.format('eps')}"), cases)
+    source = f"def candidate(x, eps):\n    return {norm.format(eps)}\n"
+    verdict = gate.judge(gate.Candidate("norm", source), problem, seed=2, probes="values")
+    assert (verdict.status, verdict.reason) == (status, "scalars" if status == "wrong" else ""), verdict.evidence
+
+
+@pytest.mark.parametrize("value, other", [(1.0, 0.75), (-1e-8, -0.0078125), (2.0, 1.75), (128.0, 96.0)])
+def test_another_number_lies_between_the_same_bounds(value, other):
+    cases = assay.case(T=[3])(lambda make, T: {"x": make.normal(T), "p": value, "k": 2, "zero": 0.0})
+    (case,) = other_scalars(cases, torch.float32, 0)
+    assert {n: v for n, v in case.build().items() if n != "x"} == {"p": other, "k": 2, "zero": 0.0}
+    assert other_scalars([replace(c, where=lambda p: p == value) for c in cases], torch.float32, 0) == []
 
 
 HIDING = """

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from .source_files import decoded
+
 LANGUAGES = ("python", "cuda", "cpp")
 SUFFIXES = {".cu": "cuda", ".cpp": "cpp", ".cc": "cpp", ".cxx": "cpp"}  # all others: Python
 LOADER = "goldsmith.assay.gate.candidate_call:load"  # runs in the candidate's process
@@ -16,7 +18,7 @@ LOADER = "goldsmith.assay.gate.candidate_call:load"  # runs in the candidate's p
 class Candidate:
     """A candidate's source. Triton is Python.
 
-    name      how verdicts name it
+    name      how verdicts name it, and nothing else
     source    its text
     path      the file it came from, or ""
     language  one of LANGUAGES
@@ -46,19 +48,12 @@ class Candidate:
         """The candidate in a file."""
         path = Path(path)
         language = SUFFIXES.get(path.suffix, "python")
-        return Candidate(
-            **{
-                "name": path.stem,
-                "source": path.read_text(encoding="utf-8"),
-                "path": str(path),
-                "language": language,
-                **more,
-            }
-        )
+        source = decoded(path.read_bytes()) if language == "python" else path.read_text(encoding="utf-8")
+        return Candidate(**{"name": path.stem, "source": source, "path": str(path), "language": language, **more})
 
     def loading(self, construct: Mapping[str, object]) -> dict[str, object]:
         """The arguments of LOADER."""
-        own = {name: getattr(self, name) for name in ("source", "name", "entry", "language", "call")}
+        own = {name: getattr(self, name) for name in ("source", "entry", "language", "call")}
         return {**own, "files": dict(self.files), "construct": dict(construct)}
 
     def to_json(self) -> dict[str, object]:

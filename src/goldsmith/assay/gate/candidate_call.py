@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,12 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..declare.binding import signature_of
 from .compiled import sources as compiled_sources
 from .isolation.candidate_side import Parts
 from .isolation.loading import Refusal
 from .source_files import write_below
 
 KINDS = ("", "function", "module", "destination", "positional")
+MODULE = "candidate_source"  # of a source, whatever the candidate's name: one named scipy must not stand for scipy
 SEED = 0  # of both models' constructors, so that equal code draws equal weights
 
 
@@ -95,7 +97,7 @@ def wanted_names(entry: str, construct: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def load(
-    source: str, name: str, entry: str = "", language: str = "python", call: str = "",
+    source: str, entry: str = "", language: str = "python", call: str = "",
     files: Mapping[str, str] | None = None, construct: Mapping[str, object] | None = None, library: bytes = b"",
 ) -> Parts:  # fmt: skip
     """The candidate's callables. Its files are written to the current folder, which only this candidate has.
@@ -114,7 +116,7 @@ def load(
         write_below(folder, path, text)
     if files and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # a solution of several files imports its other files
-    module = _imported(source, name, folder)
+    module = _imported(source, folder)
     defined_name = next((n for n in names if hasattr(module, n)), None)
     if defined_name is None:
         defined = [
@@ -127,8 +129,38 @@ def load(
     value = getattr(module, defined_name)
     if not callable(value):
         raise Refusal("no_entry", f"{defined_name} is of type {type(value).__name__}, not a function")
+    _check_style(value, defined_name, declared)
     backward, reset = getattr(module, "backward", None), getattr(module, "reset", None)
     return Parts(_called(value, declared), backward if callable(backward) else None, reset if callable(reset) else None)
+
+
+def _check_style(function: Callable[..., object], name: str, entry: CandidateCall) -> None:
+    """`Refusal` where a function of FlashInfer-Bench has the parameters of the other style of passing results."""
+    parameters = signature_of(function)[1]
+    if entry.kind not in ("positional", "destination") or not entry.outputs or parameters is None:
+        return
+    inputs, outputs = len(entry.order), len(entry.outputs)
+    fills, other = entry.kind == "destination", inputs if entry.kind == "destination" else inputs + outputs
+    if _takes(parameters, other) and not _takes(parameters, 2 * inputs + outputs - other):
+        raise Refusal(
+            "passing_style",
+            f"{name} takes {', '.join(p.name for p in parameters)}: "
+            + (
+                "it returns its results, and destination_passing_style, which is true where the spec leaves it out, "
+                "passes tensors for them; set it to false"
+                if fills
+                else "it fills its results, and destination_passing_style is false; set it to true"
+            ),
+        )
+
+
+def _takes(parameters: Sequence[Parameter], count: int) -> bool:
+    """Whether this many arguments can be passed by position."""
+    try:
+        Signature(parameters).bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def _called(value: Callable[..., object], entry: CandidateCall) -> Callable[..., Any]:
@@ -148,10 +180,9 @@ def digest(t: Tensor) -> str:
     return hashlib.sha256(repr(tuple(t.shape)).encode() + values.numpy().tobytes()).hexdigest()[:16]
 
 
-def _imported(source: str, name: str, folder: Path) -> ModuleType:
+def _imported(source: str, folder: Path) -> ModuleType:
     """The source as a module in a file, because Triton and tracebacks read the file again."""
-    word = re.sub(r"\W", "_", Path(name).stem) or "kernel"
-    file = write_below(folder, f"{word}.py", source)
+    file = write_below(folder, f"{MODULE}.py", source)
     try:
         compile(source, str(file), "exec")
     except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
@@ -160,12 +191,10 @@ def _imported(source: str, name: str, folder: Path) -> ModuleType:
         raise Refusal("does_not_parse", f"it does not parse: {line}{reason}") from None
     except (RecursionError, MemoryError):
         raise Refusal("does_not_parse", "its expressions are nested too deeply for Python's parser") from None
-    spec = importlib.util.spec_from_file_location(word, file)
+    spec = importlib.util.spec_from_file_location(MODULE, file)
     if spec is None or spec.loader is None:
         raise Refusal("does_not_parse", "Python cannot import it")
-    module = importlib.util.module_from_spec(spec)
-    if word not in sys.modules:  # a candidate named torch must not stand for torch
-        sys.modules[word] = module
+    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:

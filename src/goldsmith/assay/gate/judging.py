@@ -40,6 +40,7 @@ from .timing.impossibility import Impossible
 from .timing.measure import measure
 from .tricks import late_writes, plain_torch, reasons, repetitions, result_dtypes, source
 from .tricks.reasons import Facts
+from .tricks.scalars import other_scalars
 from .tricks.sizes import undeclared
 from .tricks.source import SourceFacts
 from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
@@ -235,19 +236,23 @@ def _examined(
     problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts,
     another: Callable[[], CandidateProcess],
 ) -> Verdict:  # fmt: skip
-    """The verdict of the assay: on the declared cases, then on sizes that the problem does not declare."""
+    """The verdict of the assay: on the declared cases, then on sizes and scalars that the problem does not declare."""
     whole = _target(problem, process)
     target = _judged_target(whole, problem, options, seed)
     selected = catalogue.select(options.probes)
-    for cases, probes in ((target.cases, selected), (undeclared(target.cases, seed), catalogue.select("quick"))):
+    quick = catalogue.select("quick")
+    for beyond, cases, probes in (
+        ("", target.cases, selected),
+        ("sizes", undeclared(target.cases, seed), quick),
+        ("scalars", other_scalars(target.cases, target.dtypes[0], seed), quick),
+    ):
         with remembering(problem.known):
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
-        declared = cases is target.cases
-        if declared or report.verdict == FAIL and not _refuses(failing):
-            verdict = _verdict(report, failing, facts, process, another, declared=declared)
+        if not beyond or report.verdict == FAIL and not _refuses(failing):
+            verdict = _verdict(report, failing, facts, process, another, beyond)
             if not verdict.ok:
                 return verdict
-        other = result_dtypes.evidence(target, cases, report, options.device, seed)
+        other = result_dtypes.evidence(target, cases, report, process, options.device, seed)
         if other:
             return Verdict(WRONG, "dtype", evidence=[other])
     if problem.wants_kernel:
@@ -276,9 +281,9 @@ def _folders(problem: Problem) -> tuple[str, ...]:
 
 def _verdict(
     report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess,
-    another: Callable[[], CandidateProcess], *, declared: bool,
+    another: Callable[[], CandidateProcess], beyond: str = "",
 ) -> Verdict:  # fmt: skip
-    """The verdict that a report amounts to."""
+    """The verdict that a report amounts to; `beyond`: what its cases have that is not declared."""
     if report.verdict == REFERENCE_FAULT:
         texts = [f.text for f in report.findings if f.probe == "golden"]
         return Verdict(REFUSED, "reference_fault", evidence=texts)
@@ -290,12 +295,16 @@ def _verdict(
     texts = [f.text for f in findings][:_SENTENCES]
     examination = failing[0] if failing else None
     known = _facts(examination, facts, process)
-    if declared:
+    trick: tuple[str, str] | None = None
+    if not beyond:
         trick = reasons.trick_of(findings, known)
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
             trick = _shown_by_repetition(examination, findings, process, another) or trick
-    else:
+    elif beyond == "sizes":
         trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
+    else:
+        text = f"right for the declared scalars, wrong for {findings[0].case}: {findings[0].text}"
+        return Verdict(WRONG, beyond, case=findings[0].case, evidence=[text, *texts], finding=findings[0])
     if trick is not None:
         status, reason = CHEATING, trick[0]
         texts = list(dict.fromkeys([trick[1], *texts]))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..candidate import SUFFIXES, Candidate
+from ..source_files import decoded
 from . import json_lines
 from .submission import Submission, refused
 
@@ -70,8 +71,8 @@ def _read(file: Path, name: str) -> Iterable[Submission]:
     try:
         if file.suffix not in (".jsonl", ".ndjson") and file.stat().st_size > LARGEST:
             return [refused(name, "too_large", f"{name} is larger than {LARGEST >> 20} MiB")]
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = decoded(file.read_bytes()) if file.suffix == ".py" else file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         return [refused(name, "unreadable", f"{name} cannot be read: {error}")]
     if file.suffix in (".jsonl", ".ndjson"):
         return json_lines.read(text, name)

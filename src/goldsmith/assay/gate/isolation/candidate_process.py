@@ -29,16 +29,13 @@ from .zygote_process import NoZygote, ZygoteProcess
 
 T = TypeVar("T")
 CRASHED, TIMED_OUT, OVER_MEMORY, CHEATING, REFUSED = "crashed", "timed_out", "over_memory", "cheating", "refused"
-_REASONS = {
-    CRASHED: "process", TIMED_OUT: "seconds", OVER_MEMORY: "memory_bytes", CHEATING: "patched_runtime",
-    REFUSED: "import",
-}  # fmt: skip
+_REASONS = dict(
+    crashed="process", timed_out="seconds", over_memory="memory_bytes", cheating="patched_runtime", refused="import"
+)
 _KEPT = 64 << 10  # bytes of output to keep
 _WATCH_EVERY = 0.1  # seconds
-_GRACE = 1.0  # seconds between the end of a connection and the end of its process
-_PATIENCE = 0.5  # seconds in which a process says where it stands
-# variables that a kernel's compiler or libraries need
-PASSED_ON = (
+_GRACE, _PATIENCE = 1.0, 0.5  # seconds: from a connection's end to that of its process, for saying where it stands
+PASSED_ON = (  # variables that a kernel's compiler or libraries need
     "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "CC", "CXX",
 )  # fmt: skip
@@ -86,11 +83,11 @@ class Surroundings:
 class CandidateProcess:
     """One candidate in its own process. Called with arguments and settings, it makes one run: the runner of a target.
 
-    loader, arguments: who makes the candidate in that process ("module:function"), and from what.
+    loader, arguments: who makes the candidate in that process ("module:function"), and from what. library: makes a
+    further argument, a compiled library.
     again: after its end, the next run starts another process.
-    library: makes a further argument of the loader, a compiled library.
     spent: by all processes of this candidate.
-    kept: key of the last run whose results stay in the process.
+    kept: key of the last run whose results stay in the process. dtypes: (case, output) -> those of all runs.
     """
 
     zygote: ZygoteProcess
@@ -105,6 +102,7 @@ class CandidateProcess:
     parameters: dict[str, object] = field(default_factory=dict)
     clearing: bool = False
     kept: str = ""
+    dtypes: dict[tuple[str, str], set[torch.dtype]] = field(default_factory=dict)
     pid: int = 0
     number: int = 0
     printed: int = 0
@@ -126,6 +124,8 @@ class CandidateProcess:
         except Malformed as error:
             return self._end(CRASHED, f"its process sent {error}")
         self.kept = settings.keep or self.kept
+        for name, output in run.outputs.items():
+            self.dtypes.setdefault((material.case, name), set()).add(output.dtype)
         if self.around.boxed and _stands_alone(settings) and _bytes(material) <= _RECORDED_BYTES:
             self.recorded.append((material, replace(settings, keep=""), run))
         return run

@@ -17,30 +17,35 @@ from ...declare.returned_values import names_of
 from ...declare.target import Target
 from ...execute.tracer import Tracer
 from ...report.check_report import Report
+from ..isolation.candidate_process import CandidateProcess
 
 _ENOUGH = 4  # bytes of an integer: nothing is counted beyond 32 bits
 
 
-def evidence(target: Target, cases: Sequence[Case], report: Report, device: str | torch.device, seed: int) -> str:
-    """A sentence about a result or stage with such a dtype, or "".
+def evidence(
+    target: Target, cases: Sequence[Case], report: Report, process: CandidateProcess, device: str | torch.device,
+    seed: int,
+) -> str:  # fmt: skip
+    """A sentence about a result or stage with such a dtype, or "". The report has no rows of decisions.
 
     A floating-point one may be as narrow as the reference's or any floating-point input. The reference runs for the
     first case in each dtype, and for another case only where a result has another dtype there.
     """
-    dtypes: dict[str, dict[str, torch.dtype]] = {}
+    dtypes: dict[str, set[tuple[str, torch.dtype]]] = {}
     for row in report.rows:
         stored = getattr(torch, row.dtype, None)
         if row.run == "values" and isinstance(stored, torch.dtype):
-            dtypes.setdefault(row.case, {})[row.tensor] = stored
-    known: dict[torch.dtype, dict[str, torch.dtype]] = {}
+            dtypes.setdefault(row.case, set()).add((row.tensor, stored))
+    known: dict[torch.dtype, set[tuple[str, torch.dtype]]] = {}
     for case in cases:
+        decided = {(name, stored) for name in target.decisions for stored in process.dtypes.get((case.name, name), ())}
         for dtype in case.own_dtypes[:1] or target.dtypes:
-            stores = dtypes.get(label_of(case, dtype, target, None), {})
-            legal = known.setdefault(dtype, {})
-            if stores.items() <= legal.items():
+            stores = dtypes.get(label_of(case, dtype, target, None), set()) | decided
+            legal = known.setdefault(dtype, set())
+            if stores <= legal:
                 continue
             wanted = _of_the_reference(target, case, dtype, device, seed)
-            for name, stored in stores.items():
+            for name, stored in sorted(stores, key=str):
                 text = _fault(stored, wanted[name]) if name in wanted else ""
                 if text:
                     return f"{name} is {_word(stored)}{text}"
