@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.execute.interpreter_order import MODULE, programs_backwards
+from goldsmith.assay.execute.interpreter import MODULE, programs_backwards
 from goldsmith.assay.probes.repeats import ORDERED
 from goldsmith.core.device import interpreter_unavailable
 

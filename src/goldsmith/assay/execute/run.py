@@ -23,8 +23,7 @@ from ..support.output_gradients import gradients_of
 from . import kept_memory, plain_calls
 from .device_moves import moved
 from .interpreted_kernels import interpreted_kernels
-from .interpreter import watching
-from .interpreter_order import programs_backwards
+from .interpreter import programs_backwards, watching
 from .memory import Arena, Poison, aliases, overlap, overlapping
 from .memory_marks import band_read, no_nan, poison_left
 from .records import CandidateRun, Material, RunSettings

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..execute.interpreter_order import WaitsForOthers
+from ..execute.interpreter import WaitsForOthers
 from ..execute.records import CandidateRun, RunSettings
 from ..judge.agreement import same_bits
 from ..judge.examination import Examination
