@@ -129,6 +129,7 @@ class RunSettings:
     cotangents       output -> gradient to send instead of the random one (with its own strides)
     backward_twice   run the backward a second time on the same graph
     threads          number of CPU threads (None: unchanged)
+    backwards        Triton's interpreter runs the programs of each launch from the last to the first
     debug            `assay.tracing()` returns True
     substitute       stage -> value to continue with; also result -> value passed to the target's own backward
     fresh            call the target's `reset` first
@@ -147,6 +148,7 @@ class RunSettings:
     cotangents: Mapping[str, Tensor] = field(default_factory=dict)
     backward_twice: bool = False
     threads: int | None = None
+    backwards: bool = False
     debug: bool = False
     substitute: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: bool = True

@@ -23,7 +23,7 @@ from ..support.output_gradients import gradients_of
 from . import kept_memory, plain_calls
 from .device_moves import moved
 from .interpreted_kernels import interpreted_kernels
-from .interpreter import watching
+from .interpreter import programs_backwards, watching
 from .memory import Arena, Poison, aliases, overlap, overlapping
 from .memory_marks import band_read, no_nan, poison_left
 from .records import CandidateRun, Material, RunSettings
@@ -64,6 +64,7 @@ def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
         listening(tracer),
         interpreted_kernels() if material.device.type == "cpu" else nullcontext(),
         watching() as run.interpreted,
+        programs_backwards() if settings.backwards else nullcontext(),
     ):
         try:
             returned.update(_forward_and_backward(material, settings, arena, tracer, run, flags))

@@ -32,7 +32,7 @@ DEFAULT = (
     Probe("alias", "inputs and results modified or shared, in every run", None),
     Probe("second_call", "again on dirty memory; other inputs and back; backward twice", second_call.run),
     Probe("layouts", "inputs and output gradients strided, offset, expanded", layouts.run),
-    Probe("repeats", "three repeats, and another number of threads", repeats.run),
+    Probe("repeats", "three repeats; other threads, another order of programs", repeats.run),
     Probe("scaling", "2^12 and 2^-12; zeros, equal values, an offset; NaN, Inf", scaling.run),
     Probe("taint", "first, last and a random slice of each axis", taint.run),
     Probe("calls", "many plain calls, without guard bands; watched after the return", calls.run),

@@ -22,6 +22,7 @@ from ...golden.golden_results import GoldenResults
 from ...judge import ladder
 from ...judge.examination import Examination
 from ...probes import decisions
+from ...probes.repeats import BACKWARDS
 from ..facts.evidence import RunFact
 from .isolate import named, order
 
@@ -47,9 +48,9 @@ def facts(
     """The result of each other run by name, as long as `spent()` is false.
 
     Names: "zeroed memory", "numbers beside" (around the buffers; if the first run holds NaN), "second call", "other
-    inputs", "back", "repeat 1".., "1 thread" (or "2 threads"), "layout transposed".., "layout stride0", "golden saved",
-    "scale 2^12", "scale 2^-12", "offset", "flat". `only` selects by prefix. `into` is filled run by run, so that an
-    interrupt keeps the known ones.
+    inputs", "back", "repeat 1".., BACKWARDS (if Triton's interpreter ran the kernels), "1 thread" (or "2 threads"),
+    "layout transposed".., "layout stride0", "golden saved", "scale 2^12", "scale 2^-12", "offset", "flat". `only`
+    selects by prefix. `into` is filled run by run, so that an interrupt keeps the known ones.
     """
     out = {} if into is None else into
     for name, how, material in _plan(examination, repeats, only):
@@ -76,6 +77,8 @@ def _plan(
     yield "back", RunSettings(fresh=False), same
     for i in range(repeats):
         yield f"repeat {i + 1}", RunSettings(), same
+    if examination.interpreted:
+        yield BACKWARDS, RunSettings(backwards=True), same
     if same.device.type == "cpu":
         threads = 1 if torch.get_num_threads() > 1 else 2
         yield f"{threads} thread{'s' * (threads > 1)}", RunSettings(threads=threads), same

@@ -19,6 +19,7 @@ from ...gate.isolation.wire import request_of
 from ...golden.golden_error import GoldenError
 from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
+from ...probes.repeats import BACKWARDS
 from .children.comparison import wrong_share
 
 _SALT = 77_001  # of draws that neither the search nor the check makes
@@ -64,8 +65,9 @@ class Further:
 
 
 def problem(
-    material: Material, run: CandidateRun, golden: GoldenResults, layouts: Mapping[str, str] | None = None
-) -> Problem | None:
+    material: Material, run: CandidateRun, golden: GoldenResults, layouts: Mapping[str, str] | None = None,
+    backwards: bool = False,
+) -> Problem | None:  # fmt: skip
     """One case as a mutant gets it: arguments, and the golden's values with their bounds; None without any.
 
     Stages that are right in this run must stay right; the others are compared as well.
@@ -77,7 +79,7 @@ def problem(
         against = _expected(golden, name, kind)
         if against is not None:
             values[name] = against
-    settings = RunSettings(cotangents=dict(run.cotangents), layouts=dict(layouts or {}))
+    settings = RunSettings(cotangents=dict(run.cotangents), layouts=dict(layouts or {}), backwards=backwards)
     stages = _stages(run, golden)
     return {"run": request_of(material, settings), "golden": values, "stages": stages} if values else None
 
@@ -107,14 +109,21 @@ def _expected(golden: GoldenResults, name: str, kind: str) -> tuple[Tensor, Tens
 
 
 def of_examination(examination: Examination) -> Problem | None:
-    """The failing case of an examination; None if nothing can be compared."""
+    """The failing case of an examination; None if nothing can be compared.
+
+    If only another order of programs is wrong, the case with that order.
+    """
     first, ref, material = examination._first, examination._ref, examination.material
     try:
         if first is None or ref is None or first.error is not None:
             return of_material(material)
-        return problem(material, first, ref)
+        return problem(material, first, ref, backwards=not examination.bad and _needs_order(examination))
     except GoldenError:
         return None
+
+
+def _needs_order(examination: Examination) -> bool:
+    return any(f.run == BACKWARDS for f in examination.findings)
 
 
 def of_material(material: Material) -> Problem | None:

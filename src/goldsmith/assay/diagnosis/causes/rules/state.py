@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....probes.repeats import BACKWARDS
 from ....probes.second_call import INTERLEAVED
 from ....report.results import Finding
 from ...facts.evidence import RunFact
@@ -111,7 +112,10 @@ def _apart(r: Reading, run: RunFact) -> bool:
 
 
 def race(r: Reading) -> Match | None:
-    """Right with one thread, or the same call gives several results."""
+    """Right with one thread or in another order of programs, or the same call gives several results."""
+    turned = next((x for x in r.runs(BACKWARDS) if x.right and not x.same), None)
+    if r.numbers_wrong and turned is not None:
+        return Match(LIKELY + 0.1, (f"right with {BACKWARDS}, and a GPU promises no order",), {"run": turned.name})
     one = list(r.runs("1 thread"))
     if r.numbers_wrong and one and all(x.right and not x.same for x in one):
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})

@@ -265,7 +265,7 @@ class _Mutant:
         """
         material, settings = run_of(problem["run"], parts)
         with neutral_state():
-            whole = bool(settings.layouts) or self.guarded or problem.get("banded", False)
+            whole = bool(settings.layouts) or settings.backwards or self.guarded or problem.get("banded", False)
             if not whole:
                 forward = self._without_gradients(material, problem)
                 if forward is not None:
