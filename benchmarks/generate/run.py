@@ -108,8 +108,10 @@ def _measured(
     try:
         model.measure()
     finally:
-        current.write(rows())
-        _show(rows(), current)
+        try:
+            _show(rows(), current)
+        finally:  # also where a second interrupt comes while they are shown
+            current.write(rows())
     return rows()
 
 
