@@ -13,7 +13,9 @@ import random
 import resource
 import signal
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 
@@ -102,6 +104,26 @@ def test_state_that_a_call_leaves_for_other_code_is_seen():
     os.waitpid(child, 0)
     for (name, _), sentences in zip(CHANGES, changes, strict=True):
         assert len(sentences) == 1 and sentences[0].startswith(name), (name, sentences)
+
+
+def test_a_handler_of_a_package_is_no_change_of_the_candidates():
+    """Triton's first compilation has LLVM handle signals; a handler that Python sets after it is a change."""
+    pytest.importorskip("triton")
+    program = """
+        import ctypes, importlib, signal
+        from goldsmith.assay.judge.process_state import ProcessState
+        state = ProcessState()
+        state.keep()
+        address = ctypes.cast(ctypes.CDLL(importlib.import_module("triton._C.libtriton").__file__).PyInit_libtriton,
+                              ctypes.c_void_p)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGXFSZ):
+            ctypes.CDLL(None).signal(number, address)
+        print(state.changed())
+        signal.signal(signal.SIGHUP, print)
+        print(state.changed())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]", "['the handler of SIGHUP is another one than before']"], done.stderr
 
 
 def test_no_flag_is_read_that_looks_for_a_gpu(monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import copyreg
+import ctypes
 import decimal
 import functools
 import gc
@@ -34,6 +35,7 @@ from .shared_generators import SharedGenerators
 _TOOLS = ("CC", "CXX", "CUDA", "GOMP_", "KMP_", "MAX_JOBS", "MKL_", "NV", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGUSR1})  # the harness's own
 _UMASK = 0o077
+_PACKAGES = (b"/site-packages/", b"/dist-packages/")
 _GETTER = re.compile("^_?(is|get)_")  # functions that read a flag
 _LIMITS = {number: name for name, number in sorted(vars(resource).items(), reverse=True) if name.startswith("RLIMIT_")}
 _SMALL = 2.0**-60  # beside 1 it is rounded away to the nearest number, and in no other rounding mode
@@ -81,6 +83,17 @@ class _UnlessImported:
         return isinstance(other, _UnlessImported) and (self.value == other.value or self.modules != other.modules)
 
 
+@dataclass(frozen=True)
+class _SignalHandler:
+    """Of one signal. A package may set its own: LLVM does in Triton's first compilation, to remove its files."""
+
+    value: object
+    of_a_package: bool
+
+    def __eq__(self, other: object) -> bool:
+        return self.of_a_package or isinstance(other, _SignalHandler) and self.value == other.value
+
+
 def _read() -> Iterator[tuple[str, object]]:
     """(what, value) of all that is looked at."""
     with suppress(OSError):  # the folder was removed
@@ -89,7 +102,8 @@ def _read() -> Iterator[tuple[str, object]]:
     caught, ignored = _kernel_masks()
     for number in _SIGNALS:
         name, bit = signal.Signals(number).name if number < 32 else str(number), 1 << number - 1
-        yield f"the handler of {name}", (signal.getsignal(number), caught & bit, ignored & bit)
+        known = signal.getsignal(number), caught & bit, ignored & bit
+        yield f"the handler of {name}", _SignalHandler(known, bool(caught & bit) and _handled_by_a_package(number))
     yield "the set of blocked signals", signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for timer in _TIMERS:
         yield f"the timer {timer}", signal.getitimer(getattr(signal, timer)) != (0.0, 0.0)
@@ -146,6 +160,29 @@ def _kernel_masks() -> tuple[int, int]:
         lines = dict(line.split(":", 1) for line in file)
         return int(lines["SigCgt"], 16), int(lines["SigIgn"], 16)
     return 0, 0
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info: what dladdr(3) says of an address."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+    )
+
+
+def _handled_by_a_package(number: int) -> bool:
+    """Whether a signal's handler is a function in a library of an installed package; Python does not know of those."""
+    libc, action, symbol = (
+        ctypes.CDLL(None),
+        (ctypes.c_void_p * 32)(),
+        _Symbol(),
+    )  # sigaction's first field: the handler
+    if libc.sigaction(number, None, action) or not libc.dladdr(ctypes.c_void_p(action[0]), ctypes.byref(symbol)):
+        return False
+    return any(folder in symbol.file for folder in _PACKAGES)
 
 
 def _file_of(descriptor: int) -> object:
