@@ -8,6 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.bounds import running_errors
 from goldsmith.assay.noise import ensemble
 from goldsmith.assay.probes import values
+from goldsmith.assay.report.html.view import case_states, worst_ratio
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 514.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 430.69 MiB is "
@@ -114,6 +115,7 @@ def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(m
     plain = assay.check(kernel, raises=False, probes=("values", "scaling"))
     assert plain.verdict == "pass", str(plain)
     assert {n.tensor for n in plain.notes if n.id == "compute_range"} >= {"ratio"}
+    assert set(case_states(plain).values()) == {"ok"} and worst_ratio(plain) <= 1
     if where == "honest":
         legal = ensemble.legal_runs
         monkeypatch.setattr(

@@ -183,12 +183,15 @@ def test_a_killed_holder_of_the_store_is_named_although_its_connections_close_fi
     monkeypatch.setattr(presence.os, "_exit", [].append)
     monkeypatch.setattr(Dying, "looks", 0)
     here = presence.Process.this()
-    watch = presence.Presence(Unreachable(), 1, [Dying(*here), here], first_holds_store=True)
-    watch.start()
-    assert str(watch.wait(10)) == f"rank 0 ({here.place}) has ended without a message; was it killed?"
-    lives = presence.Presence(Unreachable(), 1, [here, here], first_holds_store=True)
-    lives.start()
-    assert "rank 0 holds the ranks' store, which no longer answers (connection reset by peer)" in str(lives.wait(10))
+    notices = []
+    for first in (Dying(*here), here):
+        watch = presence.Presence(Unreachable(), 1, [first, here], first_holds_store=True)
+        watch.start()
+        notices.append(str(watch.wait(10)))
+        watch.close()
+        watch._thread.join()  # a watch that outlives the test would end the tests' process
+    assert notices[0] == f"rank 0 ({here.place}) has ended without a message; was it killed?"
+    assert "rank 0 holds the ranks' store, which no longer answers (connection reset by peer)" in notices[1]
 
 
 def test_parameters_that_differ_between_ranks_are_named():

@@ -53,6 +53,11 @@ import os
 assert not any(map(os.path.exists, ("/run", "/var", {__file__!r}, {os.path.expanduser("~/.ssh")!r})))
 return torch.softmax(x, -1) * w
 """
+CACHES = """
+import os
+assert {os.environ[name] for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_HOME")} == {os.getcwd()}
+return torch.softmax(x, -1) * w
+"""
 STORED = """
 import os, time
 for place in (os.open("here", os.O_CREAT | os.O_RDWR), os.memfd_create("nowhere")):
@@ -119,6 +124,10 @@ def test_the_limit_holds_for_a_call_and_another_for_all_of_them():
     assert (verdict.status, verdict.evidence[0].partition(", ")[0]) == (
         "timed_out", "its imports and calls had taken 0.4 s together",
     )  # fmt: skip
+
+
+def test_caches_of_compilers_are_the_candidates_own():
+    assert judged(candidate(CACHES)).ok
 
 
 def test_temporary_folders_are_memory_and_files_of_the_user_are_not_there():

@@ -93,10 +93,10 @@ def _judge_changed(
 ) -> tuple[CandidateRun, GoldenResults | None]:
     """Judge a run on changed inputs; drop a failure if the golden in compute precision fails too.
 
+    Returns the run and the golden's results it was judged by (None if it raised).
+
     noise: also compare with the noise of legal orders, on inputs perturbed by one rounding. A formula that is right for
     inputs this close, such as log-sum-exp minus a logit, is honest. One that loses the square of the rounding is not.
-
-    Returns the run and the golden's results it was judged by (None if it raised).
     """
 
     def changed(material: Material) -> Material:
@@ -115,7 +115,7 @@ def _judge_changed(
     overflowing = [] if reference.read_back is None else [n for n in run.outputs if _overflows(reference, n)]
     # what is computed later may read such an output as it is stored
     later = set(reference.order[min(map(reference.order.index, overflowing)) + 1 :]) if overflowing else set()
-    findings_before, maps_before = list(examination.findings), dict(examination.maps)
+    findings_before, maps_before, first = list(examination.findings), dict(examination.maps), len(examination.rows)
     try:
         failed = values.judge(
             examination, run, reference, NAME, label, noise=noise, repeat=settings,
@@ -128,6 +128,7 @@ def _judge_changed(
         steep = {n for n in failed - excused if noise and _honest_runs_stand_out(reference, n)}
     except BaseException:  # such as out of memory: drop the findings, because the golden has not been checked yet
         examination.findings, examination.maps = findings_before, maps_before
+        del examination.rows[first:]
         raise
     new = examination.findings[len(findings_before) :]
     remaining = {f.tensor for f in new if f.tensor not in excused | steep | stable}
@@ -138,6 +139,7 @@ def _judge_changed(
     kept = [f for f in new if f.tensor not in remaining]
     examination.findings = findings_before + hints.all_added(examination, run, reference, kept, scaled=True)
     examination.maps = maps_before | {k: m for k, m in examination.maps.items() if m.tensor not in remaining}
+    examination.rows[first:] = [r.not_judged() if r.tensor in remaining else r for r in examination.rows[first:]]
     for names, reason in (
         (excused & later, "an output that it may be computed from overflows"),
         (excused - later, "the golden in compute precision exceeds its own bounds"),

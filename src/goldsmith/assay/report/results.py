@@ -7,7 +7,7 @@ read reports quickly.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY = "CERTAIN", "STATISTICAL", "SYSTEMATIC", "QUALITY"
@@ -101,6 +101,10 @@ class Row:
     ulp_p99: float | None = None
     ulp_max: float | None = None
     state: str = "ok"
+
+    def not_judged(self) -> Row:
+        """The row of a comparison that turned out to decide nothing: its error is no share of a bound."""
+        return replace(self, state="not judged", max_over_bound=None, rms_over_noise=None)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ WAIT = 4.0  # times as long by the clock as of the processor, since others may k
 
 
 def forked(outcome: Callable[[float], dict[str, object]], seconds: float) -> dict[str, object]:
-    """What `outcome` returns. seconds: of the processor, after which C code ends; `outcome` gets those of the clock."""
+    """What `outcome` returns. seconds: of the processor, after which C code ends, too."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            os.write(writing, json.dumps(outcome(WAIT * seconds)).encode())
+            os.write(writing, json.dumps(outcome(seconds)).encode())
         finally:
             os._exit(0)
     os.close(writing)

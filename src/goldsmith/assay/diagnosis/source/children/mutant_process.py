@@ -17,9 +17,9 @@
                                                             problem; None stands for one without a name
 
 An outcome has "state": "right", "wrong", "raised" or "slow"; "wrong": names of results, or what else is wrong; "share"
-of wrong elements; "problem": number of the one that decided; "seconds"; "changed": names of results that are others
-than those of the files as they are; "moved": whether one of these is wrong in them; "stages": of a right edit, those
-that differ from the golden.
+of wrong elements; "problem": number of the one that decided; "changed": names of results that are others than those of
+the files as they are; "moved": whether one of these is wrong in them; "stages": of a right edit, those that differ from
+the golden. "seconds" are those of the processor everywhere, since others may keep it busy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ from ..reading.value_kinds import Kinds, observing
 from .comparison import blamed_share, same, wrong_share
 from .counted_work import CountedWork, Counts, more_work
 from .edited_modules import EditedModules, install
-from .forked_outcome import CRASHED, SLOW, forked
+from .forked_outcome import CRASHED, SLOW, WAIT, forked
 from .known_kernels import reuse_rewritten
 from .launches import recorded_launches
 from .returned_gradients import Misfit
@@ -73,11 +73,24 @@ def _ring(number: int, frame: object) -> None:
     raise _Overtime
 
 
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises _Overtime after these seconds of the processor, or WAIT times as many by the clock."""
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, WAIT * seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     """Answers requests until the parent closes the connection."""
     torch.set_num_threads(1)
     sys.path[:] = dict.fromkeys([*request["paths"], *sys.path])
-    signal.signal(signal.SIGALRM, _ring)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, _ring)
     connection = Connection(private, bytes.fromhex(request["nonce"]))
     search: _Mutant | None = None
     tried = 0
@@ -164,18 +177,16 @@ class _Mutant:
         """How many times the work of the files as they are the edit makes, in every further problem."""
         counts: list[list[Counts]] = [[] for _ in self.further]
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            for texts in (self.base, edited):
-                parts = self.modules.load(texts, self.origin, self.own)
-                for (problem, _), row in zip(self.further, counts, strict=True):
-                    material, _ = run_of(problem["run"], parts)
-                    with neutral_state(), CountedWork(material.target) as work, work.of_tiles():
-                        execute(material, _PLAIN)
-                    row.append(work.counts)
+            with _limited(seconds):
+                for texts in (self.base, edited):
+                    parts = self.modules.load(texts, self.origin, self.own)
+                    for (problem, _), row in zip(self.further, counts, strict=True):
+                        material, _ = run_of(problem["run"], parts)
+                        with neutral_state(), CountedWork(material.target) as work, work.of_tiles():
+                            execute(material, _PLAIN)
+                        row.append(work.counts)
         except BaseException:  # noqa: BLE001 - an edited copy may raise anything
             return []
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         return [more_work(own, changed) for own, changed in counts]
 
     def _confirmed(
@@ -222,7 +233,7 @@ class _Mutant:
         )
 
     def outcome(self, edited: Mapping[str, str], seconds: float) -> dict[str, Any]:
-        began = time.perf_counter()
+        began = time.process_time()
         if self.quick is None and interpreter.MODULE in sys.modules:
             self.quick = ExitStack()
             self.quick.enter_context(interpreter.watching())
@@ -232,27 +243,25 @@ class _Mutant:
         self.error = ""
         changed: list[str] = []
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            parts = self.modules.load(edited, self.origin, self.own)
-            for number, problem in enumerate(self.problems):
-                outcome = self._tried(parts, problem)
-                if number == self.decided and self.last:
-                    changed = [n for n, t in self.last.items() if not same(t, self.results.get(n))]
-                if outcome["state"] != RIGHT:
-                    break
-            if outcome["state"] == RIGHT and self.modules.misfits - self.misfits and self.results:
-                outcome = _outcome(WRONG, [MISFIT])
+            with _limited(seconds):
+                parts = self.modules.load(edited, self.origin, self.own)
+                for number, problem in enumerate(self.problems):
+                    outcome = self._tried(parts, problem)
+                    if number == self.decided and self.last:
+                        changed = [n for n, t in self.last.items() if not same(t, self.results.get(n))]
+                    if outcome["state"] != RIGHT:
+                        break
+                if outcome["state"] == RIGHT and self.modules.misfits - self.misfits and self.results:
+                    outcome = _outcome(WRONG, [MISFIT])
         except _Overtime:
             outcome = _outcome(SLOW)
         except BaseException as error:  # noqa: BLE001 - an edited copy may raise anything, on import as well
             outcome, self.error = _outcome(RAISED), f"{type(error).__name__}: {error}"[:200]
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         moved = not self.results or any(n in self.wrong for n in changed)
         return {
             **outcome,
             "problem": number,
-            "seconds": time.perf_counter() - began,
+            "seconds": time.process_time() - began,
             "moved": moved,
             "changed": changed,
         }

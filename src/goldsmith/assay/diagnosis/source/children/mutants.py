@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.protocol import Closed, Connection, Malformed
 from ..edits.edits import Edit
-from ..reading.candidate_source import CandidateSource, NativeSource, NoSource
+from ..reading.candidate_source import CandidateSource, NoSource
 from .child import Child, NoAnswer
 from .forked_outcome import WAIT
 from .launches import Launch
@@ -24,9 +24,9 @@ T = TypeVar("T")
 CRASHED = "crashed"
 _BATCH = 40
 _BEGIN = 90.0  # seconds for the files as they are
-_LEAST, _TIMES = 0.5, 8.0  # seconds for one edit: at least, and as a multiple of what the files as they are take
+_LEAST, _TIMES = 0.5, 8.0  # processor seconds for one edit: at least, and times what the files as they are take
 _LARGER = 4.0  # times as many for a further problem, which may have larger sizes
-_LATE = 1.0  # seconds more until the process is ended, since an alarm interrupts no C code
+_LATE = 1.0  # seconds of the clock more until the process is ended, since an alarm interrupts no C code
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class Mutants:
         """Outcomes until the process ends."""
         if self.child is None:
             self._again()
-        seconds, native = self.seconds, isinstance(self.source, NativeSource)
+        seconds = self.seconds
         try:
             self.number += 1
             send(self._connection, self.number, {"do": "try", "edits": list(texts), "seconds": seconds}, pickled=True)
             for _ in texts:
-                yield _outcome(self._receive(WAIT * seconds + _LATE if native else seconds + _LATE))
+                yield _outcome(self._receive(WAIT * seconds + _LATE))
         except TimeoutError:
             self._end()
             self.restarts += 1
@@ -115,7 +115,7 @@ class Mutants:
 
     def further(self, problem: Mapping[str, object]) -> EditOutcome | None:
         """Add a further problem for `confirmed`; the outcome of the files as they are, None if the process ended."""
-        outcome = self._asked({"do": "further", "problem": problem}, self.seconds + _LATE, _outcome)
+        outcome = self._asked({"do": "further", "problem": problem}, self.seconds, _outcome)
         if outcome is not None and outcome.state in ("right", "wrong"):
             self.extra.append(problem)
         return outcome
@@ -124,25 +124,23 @@ class Mutants:
         """The outcomes of the further problems, in which only that is wrong for which the edit is to blame."""
         seconds = _LARGER * self.seconds
         message = {"do": "confirm", "edited": dict(texts), "seconds": seconds}
-        return self._asked(
-            message, _LATE + seconds * max(1, len(self.extra)), lambda reply: [_outcome(r) for r in reply]
-        )
+        return self._asked(message, seconds * max(1, len(self.extra)), lambda reply: [_outcome(r) for r in reply])
 
     def more_work(self, texts: Mapping[str, str]) -> float:
         """The largest ratio of the work with the edit to that without, among the further problems; 1 if unknown."""
         seconds = self.seconds * max(1, len(self.extra))
         message = {"do": "work", "edited": dict(texts), "seconds": seconds}
-        ratios = self._asked(message, seconds + _LATE, lambda reply: [float(ratio) for ratio in reply])
+        ratios = self._asked(message, seconds, lambda reply: [float(ratio) for ratio in reply])
         return max(ratios or (), default=1.0)
 
     def depends_on_layouts(self) -> bool:
         """Whether the files as they are give other results for equal values in another layout."""
-        return bool(self._asked({"do": "layouts"}, 10 * self.seconds + _LATE, bool))
+        return bool(self._asked({"do": "layouts"}, 10 * self.seconds, bool))
 
     def launches(self, texts: Mapping[str, str]) -> list[Launch | None]:
         """The launches of Triton kernels with an edit, as a compiler needs them."""
         message = {"do": "launches", "edited": dict(texts), "seconds": _LARGER * self.seconds}
-        return self._asked(message, _LARGER * self.seconds + _LATE, list) or []
+        return self._asked(message, _LARGER * self.seconds, list) or []
 
     @property
     def seconds(self) -> float:
@@ -153,7 +151,7 @@ class Mutants:
         """Another process, with the further problems that the last one had."""
         self._begin()
         for problem in self.extra:
-            self._asked({"do": "further", "problem": problem, "known": True}, _BEGIN, _outcome)
+            self._asked({"do": "further", "problem": problem, "known": True}, _BEGIN / WAIT, _outcome)
 
     def _asked(self, message: Mapping[str, object], seconds: float, read: Callable[[Any], T]) -> T | None:
         if self.child is None:
@@ -161,7 +159,7 @@ class Mutants:
         try:
             self.number += 1
             send(self._connection, self.number, message, pickled=True)
-            return read(self._receive(seconds))
+            return read(self._receive(WAIT * seconds + _LATE))
         except (TimeoutError, Closed, Malformed, OSError):
             self._end()
             self.restarts += 1
