@@ -111,6 +111,18 @@ def test_poison_differs_from_nan_made_by_arithmetic(dtype):
     assert band_read(fresh) is None
 
 
+@pytest.mark.parametrize("file, count", [("/site-packages/triton/backends/nvidia/driver.py", 0), ("/my/driver.py", 1)])
+def test_a_buffer_that_clears_caches_while_triton_tunes_is_not_the_candidates(file, count):
+    """All are kept between guard bands: eighteen configurations of 256 MiB each were over a candidate's limit."""
+    arena, names = Arena(), {"torch": torch}
+    body = "def get_empty_cache_for_benchmark():\n    return torch.empty(1 << 23, dtype=torch.int)"
+    exec(compile(body, file, "exec"), names)
+    with Poison(arena):
+        names["get_empty_cache_for_benchmark"]()
+        torch.empty(4)
+    assert len(arena.buffers) == count + 1
+
+
 def test_integers_are_poisoned_with_7f_and_bools_with_one():
     with Poison(Arena()):
         assert torch.empty(2, dtype=torch.int32).tolist() == [0x7F7F7F7F] * 2

@@ -1,6 +1,7 @@
 """What counts as a candidate's work with files, what a compiler writes for it, and how functions are looked at."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -36,18 +37,23 @@ WRITERS = [
     ("/x/site-packages/numpy/lib/npyio.py", "results.npy", True),
     ("{own}/candidate.py", "results.bin", True),
     ("{own}/triton/candidate.py", "results.bin", True),
+    ("/x/importlib/metadata.py", "../../packages/some-1.0.dist-info/entry_points.txt", False),
+    ("/x/importlib/metadata.py", "../../elsewhere/some-1.0.dist-info/entry_points.txt", True),
 ]
 
 
 def test_a_compiler_may_write_files_of_its_own(tmp_path):
     """In one process of its own, because Python has no way to take back an audit hook."""
     asked = []
+    for name in ("packages", "elsewhere"):
+        (tmp_path / name / "some-1.0.dist-info").mkdir(parents=True)
     for number, (writer, path, _) in enumerate(WRITERS):
         folder = tmp_path / str(number) / "own"
         (folder / "cache").mkdir(parents=True)
         asked.append((str(folder), writer, path))
     command = [sys.executable, "-c", SCRIPT, json.dumps(asked)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "packages")}
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     *reports, compared = ran.stdout.splitlines()
     found = [[kind for kind, *_ in json.loads(line)] for line in reports]
     assert found == [["file"] if noted else [] for *_, noted in WRITERS]

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 
 from ..support.device_flags import Flag
 from ..support.dispatch_mode import DispatchMode
-from .memory_marks import DIRT_FILL, NAN_FILL, band_mark, fill_body, wide, zero_mark
+from .memory_marks import DIRT_FILL, NAN_FILL, band_mark, clears_caches, fill_body, wide, zero_mark
 
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
@@ -359,7 +359,7 @@ class Poison(DispatchMode):
 
     def _with_bands(self, fresh: Tensor) -> Tensor:
         ordinary = type(fresh) is Tensor and fresh.layout == torch.strided and fresh.device.type != "meta"
-        if not ordinary or fresh.numel() == 0 or fresh.is_quantized or fresh.is_pinned():
+        if not ordinary or fresh.numel() == 0 or fresh.is_quantized or fresh.is_pinned() or clears_caches(fresh):
             return fresh
         self.count += 1
         label = f"{SCRATCH} {self.count} {list(fresh.shape)}"

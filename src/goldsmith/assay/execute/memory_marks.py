@@ -19,12 +19,17 @@ matches no mark of that width.
 
 from __future__ import annotations
 
+import os
+import sys
+from types import FrameType
+
 import torch
 from torch import Tensor
 
 from ..support.device_flags import Flag
 
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
+_CACHE_BYTES, _CACHE_FUNCTION = 32 << 20, "get_empty_cache_for_benchmark"  # of Triton's drivers
 HEAD, NAN16 = 0xFFFB, 0xFFC0
 POISON = 0xFFFD - 0x10000  # fills bodies, as int16
 # every p but those of arithmetic's results (0x00, 0x38, 0x3F), of the poison (0x3D), of the head (0x3B), and of float32
@@ -120,3 +125,13 @@ def _is_own(units: Tensor) -> Tensor:
 
 def _some(mask: Tensor) -> Tensor | None:
     return mask if bool(mask.any()) else None
+
+
+def clears_caches(tensor: Tensor) -> bool:
+    """Whether Triton makes this tensor to clear a GPU's caches before it times a configuration; no kernel gets it."""
+    if tensor.nbytes < _CACHE_BYTES:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != _CACHE_FUNCTION:
+        frame = frame.f_back
+    return frame is not None and f"{os.sep}triton{os.sep}" in frame.f_code.co_filename

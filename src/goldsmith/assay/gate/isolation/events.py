@@ -39,6 +39,7 @@ _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+_METADATA = (".dist-info", ".egg-info")  # of packages anywhere on sys.path, such as their entry points
 _COMPILERS = tuple(
     os.sep + os.path.join(*name.split("/"))
     for name in ("triton/", "torch/_inductor/", "torch/_dynamo/", "torch/utils/cpp_extension.py", "numba/")
@@ -58,6 +59,7 @@ class EventLog:
         self.own = os.getcwd() + os.sep
         prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
         self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
+        self.packages = {os.path.realpath(folder) for folder in sys.path}
         self.functions, self.modules = functions, modules
         self.operators, self.state = KnownOperators(), ProcessState()
         sys.addaudithook(self._hook)
@@ -141,6 +143,9 @@ class EventLog:
     def _file(self, path: str, mode: str) -> None:
         full = os.path.abspath(path)
         if full.startswith((*self.places, *_SYSTEM)) or any(part in full for part in _LIBRARIES):
+            return
+        folder = os.path.dirname(full)
+        if folder.endswith(_METADATA) and os.path.realpath(os.path.dirname(folder)) in self.packages:
             return
         if (full + os.sep).startswith(self.own) and (self.importing or self._called_by_compiler()):
             return
