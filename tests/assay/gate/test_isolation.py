@@ -126,6 +126,17 @@ def test_the_limit_holds_for_a_call_and_another_for_all_of_them():
     )  # fmt: skip
 
 
+def test_a_program_whose_torch_has_several_threads_gets_a_verdict():
+    """The zygote had used its pool of threads; a fork has none of them, and waited for them for ever."""
+    program = "from assay.gate.test_isolation import RIGHT, gate, problem\n"
+    program += "verdict = gate.judge(gate.Candidate('right', RIGHT), problem(), probes='values')\nprint(verdict.status)"
+    tests = Path(__file__).parents[2]
+    several = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    environment = os.environ | several | {"PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "accepted\n", done.stderr
+
+
 def test_caches_of_compilers_are_the_candidates_own():
     assert judged(candidate(CACHES)).ok
 

@@ -46,6 +46,7 @@ class Zygote:
         self.first = control
         self.children: dict[int, tuple[socket.socket, str]] = {}  # process -> who asked for it, its home
         self.ended: dict[int, int] = {}
+        self.threads = 0  # of torch in its forks
         self.isolation = sandboxes.available()
 
     def serve(self) -> None:
@@ -97,7 +98,7 @@ class Zygote:
         if pid == 0:
             code = 70
             try:
-                code = _child(request, descriptors, home, full=self.isolation == sandboxes.FULL)
+                code = _child(request, descriptors, home, full=self.isolation == sandboxes.FULL, threads=self.threads)
             except BaseException:  # noqa: BLE001 - a fork must never return into the zygote's loop
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -154,7 +155,7 @@ class Zygote:
                 self._end(pid)
 
 
-def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: bool) -> int:
+def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: bool, threads: int) -> int:
     """The new process: leaves the zygote's files and session, enters its sandbox, and runs its main function."""
     os.setsid()
     private, output, *control = descriptors
@@ -181,6 +182,8 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
     if request["limits"] is not None:
         apply(Limits(**request["limits"]), address_space=request["address_space"], boxed=box is not None)
     module, _, function = request["main"].partition(":")
+    if threads:
+        sys.modules["torch"].set_num_threads(threads)
     gc.enable()
     return int(getattr(importlib.import_module(module), function)(socket.socket(fileno=private), request) or 0)
 
@@ -194,6 +197,9 @@ def main() -> None:
     for entry in sys.argv[2:]:
         name, _, function = entry.partition(":")
         module = importlib.import_module(name)
+        if name == "torch":
+            zygote.threads = module.get_num_threads()
+            module.set_num_threads(1)  # a fork that uses a pool of threads which its parent has used waits for ever
         if function:
             getattr(module, function)()
         if name == "torch" and not module.cuda.is_available():
