@@ -26,8 +26,6 @@ from types import FrameType
 
 import pytest
 
-from .core.json_values import parse_json
-
 SECONDS = 300.0  # after which a run of a candidate is ended
 _DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _FAILED = 1  # pytest's status where tests failed
@@ -248,8 +246,8 @@ class _SessionProcess:
 
     def _take(self, line: bytes) -> None:
         """Notes what the child tells; nothing else may write to the pipe, but a kernel can."""
-        with contextlib.suppress(ValueError):
-            match parse_json(line):
+        with contextlib.suppress(ValueError, RecursionError):
+            match json.loads(line):
                 case ["collected", int() as count]:
                     self.collected += count
                 case ["begun", str() as test]:

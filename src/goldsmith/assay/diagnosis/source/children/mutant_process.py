@@ -89,8 +89,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     """Answers requests until the parent closes the connection."""
     torch.set_num_threads(1)
     sys.path[:] = dict.fromkeys([*request["paths"], *sys.path])
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, _ring)
+    signal.signal(signal.SIGPROF, _ring)
+    signal.signal(signal.SIGALRM, _ring)
     connection = Connection(private, bytes.fromhex(request["nonce"]))
     search: _Mutant | None = None
     tried = 0
