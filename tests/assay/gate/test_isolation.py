@@ -24,6 +24,14 @@ while True:
     except BaseException:
         pass
 """
+# LLVM in Triton's compiler takes these signals
+AFTER_COMPILING = """
+import signal
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    pass
+"""
 FLOODING = """
 import os
 for number in range(3, 30):
@@ -89,6 +97,7 @@ def test_a_right_candidate_is_accepted():
         ("crashed", "ValueError: no (candidate_source.py:5)", "\nraise ValueError('no')"),
         ("crashed", "printed more than 65536 bytes", "while True: print('x' * 1000)"),
         ("timed_out", "a call had not ended after 4 s", "while True: pass"),
+        ("timed_out", "a call had not ended after 4 s, in candidate (candidate_source.py, line ", AFTER_COMPILING),
         ("timed_out", "a call had not ended", SWALLOWING),
         ("over_memory", "out of memory", "return torch.zeros(100 << 30, dtype=torch.uint8)"),
         ("crashed", "bytes that are no message", FLOODING),

@@ -29,11 +29,12 @@ from typing import Any
 
 import torch
 
+from ..support.deadline import WRITE_STACK
 from .shared_generators import SharedGenerators
 
 # prefixes of variables that compilers and their runtimes read when they start
 _TOOLS = ("CC", "CXX", "CUDA", "GOMP_", "KMP_", "MAX_JOBS", "MKL_", "NV", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGUSR1})  # the harness's own
+_SIGNALS = sorted(signal.valid_signals() - {WRITE_STACK})  # the harness's own
 _UMASK = 0o077
 _PACKAGES = (b"/site-packages/", b"/dist-packages/")
 _GETTER = re.compile("^_?(is|get)_")  # functions that read a flag

@@ -5,14 +5,14 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
-import signal
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-WRITE = signal.SIGUSR2
+from ..support.deadline import WRITE_STACK
+
 SERVES = "run_on_rank"  # the function in pool.py that calls the user's
 PATIENCE_S = 2.0  # a rank writes its stack at once; this is for a machine under load
 _FRAME = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
@@ -28,8 +28,8 @@ class Standing:
 
 
 def write_on_signal(pipe: int) -> None:
-    """In a rank: from now on, WRITE writes the stacks of all threads to this end of a pipe, which must stay open."""
-    faulthandler.register(WRITE, file=pipe, all_threads=True)
+    """In a rank: from now on, WRITE_STACK writes all threads' stacks to this end of a pipe, which must stay open."""
+    faulthandler.register(WRITE_STACK, file=pipe, all_threads=True)
 
 
 def written(processes: Mapping[int, int | None], pipes: Mapping[int, Connection]) -> dict[int, Standing]:
@@ -37,7 +37,7 @@ def written(processes: Mapping[int, int | None], pipes: Mapping[int, Connection]
     for process in processes.values():
         if process is not None:
             try:
-                os.kill(process, WRITE)
+                os.kill(process, WRITE_STACK)
             except ProcessLookupError:
                 continue
     until = time.monotonic() + PATIENCE_S

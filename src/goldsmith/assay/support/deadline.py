@@ -1,11 +1,16 @@
-"""Time limits of a check: costly work that can be skipped asks here whether enough time is left."""
+"""Time limits: costly work that can be skipped asks for the time that is left; a signal asks where a call stands."""
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+# ignored by a process that does not expect it; LLVM, in Triton's compiler, takes SIGUSR1, SIGUSR2 and others for itself
+WRITE_STACK = signal.SIGTERM if sys.platform == "win32" else signal.SIGURG
 
 _END: ContextVar[float] = ContextVar("_END", default=float("inf"))
 _LEFT_OUT: ContextVar[list[str] | None] = ContextVar("_LEFT_OUT", default=None)

@@ -19,6 +19,7 @@ from ...assay.execute import hooks
 from ...assay.gate.isolation import candidate_process, zygote_process
 from ...assay.gate.isolation.candidate_process import CandidateEnded
 from ...assay.gate.isolation.protocol import Closed, Connection
+from ...assay.support.deadline import WRITE_STACK
 from ..verify.worker_tasks import VerifyTasks
 from .messages import ProgressMessage, WorkerReply, WorkerRequest
 from .pool import LIBRARY_PATHS
@@ -72,16 +73,14 @@ def _candidate_ended(ended: CandidateEnded) -> WorkerReply:
 
 
 def _end_runs_on_signal() -> None:
-    """Let SIGUSR1 from the parent end an overdue run: it raises TakesTooLong there, and the stack goes to stderr."""
-    if not hasattr(signal, "SIGUSR1"):
-        return
+    """Let WRITE_STACK from the parent end an overdue run: it raises TakesTooLong, and the stack goes to stderr."""
 
     def raised(number: int, frame: FrameType | None) -> None:
         if hooks.RUNNING:  # otherwise the run has just ended
             raise hooks.TakesTooLong(candidate_process.waiting_at() or _user_frame(frame))
 
-    signal.signal(signal.SIGUSR1, raised)
-    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)  # writes the stack even if no Python code runs
+    signal.signal(WRITE_STACK, raised)
+    faulthandler.register(WRITE_STACK, all_threads=False, chain=True)  # writes the stack even if no Python code runs
 
 
 def _user_frame(frame: FrameType | None) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ...assay.gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
 from ...assay.gate.isolation.zygote_process import NoZygote, ZygoteProcess
+from ...assay.support.deadline import WRITE_STACK
 
 if TYPE_CHECKING:
     from .messages import ProgressMessage, WorkerReply, WorkerRequest
@@ -305,10 +306,7 @@ class Pool:
         if already and self.asked_to_end is not None and now < self.asked_to_end[1] + GRACE:
             return
         for worker in (w for w in self.workers if w.job is not None):
-            if already or not hasattr(signal, "SIGUSR1"):
-                worker.signal(signal.SIGKILL)
-            else:
-                worker.signal(signal.SIGUSR1)
+            worker.signal(signal.SIGKILL if already else WRITE_STACK)
         self.asked_to_end = (until, now)
 
     @property

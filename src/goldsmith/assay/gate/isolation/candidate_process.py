@@ -20,6 +20,7 @@ from ....core.tracing import TargetError
 from ...execute.plain_calls import LEAST
 from ...execute.raised import frame_of_report
 from ...execute.records import CandidateRun, Material, RunSettings
+from ...support.deadline import WRITE_STACK
 from .encoding import Unsendable, receive, send
 from .limits import Limits, Spent, children, resident_bytes, stored_bytes
 from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
@@ -323,8 +324,7 @@ class CandidateProcess:
 
     def _died(self, what: str) -> None:
         self.close(_GRACE)
-        status = self.status or 0
-        if os.WIFSIGNALED(status):
+        if os.WIFSIGNALED(status := self.status or 0):
             number = os.WTERMSIG(status)
             known = {s.value: s.name for s in signal.Signals}
             how = f"by signal {number} ({known.get(number, 'unknown')})"
@@ -345,7 +345,7 @@ class CandidateProcess:
             return ""
         before, until = self.printed, time.monotonic() + _PATIENCE
         with contextlib.suppress(OSError):
-            os.kill(self._candidate_pid(), signal.SIGUSR1)
+            os.kill(self._candidate_pid(), WRITE_STACK)
             while time.monotonic() < until:
                 time.sleep(0.02)
                 self._drain()

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -39,6 +38,7 @@ from ...judge.known_modules import KnownModules
 from ...judge.process_state import ProcessState
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
+from ...support.deadline import WRITE_STACK
 from ...support.printable import text_of
 from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
@@ -66,7 +66,7 @@ def prepare() -> None:
 def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     """Answers the judge's requests until it closes the connection."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the judge asks so where a call stands
+    faulthandler.register(WRITE_STACK, all_threads=False)  # the judge asks so where a call stands
     if request.get("threads"):
         torch.set_num_threads(request["threads"])
     # last is the user's current folder: a candidate's helpers may lie there, and must not stand for modules of Python
