@@ -107,6 +107,12 @@ def test_gradients_through_the_candidate_are_judged_too(pools):
     assert causes == {"weight.grad": "missing_reduction"}
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on the GPU here")
+def test_interpreted_kernels_are_as_quick_on_a_rank_as_in_a_check(pools):
+    pytest.importorskip("triton", reason="the interpreter is Triton's")
+    assert pools(2).run(functions.interprets_quickly, [()] * 2) == [True] * 2
+
+
 @pytest.mark.parametrize("placements, text", [
     ({"x": "rows"}, "placements['x']: expected Shard(i), Replicate() or Partial()"),
     ({"x": Shard(3)}, "placements['x']: Shard(dim=3), but x has 2 axes: [6, 3]"),
