@@ -15,20 +15,22 @@ import paths as drawing
 PATHS = {path.picture: path for path in drawing.paths(drawing.PAGE.read_text())}
 MOST = {"path-pre.svg": 8, "path-check.svg": 12, "path-diagnose.svg": 20, "path-moe.svg": 25, "path-finetune.svg": 12}
 
+# Other packages are imported before, because every call costs while calls are recorded.
 TRACE = """
-import sys, threading
-calls = set()
+import sys, threading, torch
+codes = set()
 
 def record(frame, event, argument):
-    if event == "call" and "/src/goldsmith/" in frame.f_code.co_filename:
-        calls.add((frame.f_code.co_filename.split("/src/goldsmith/")[1], frame.f_code.co_name))
+    if event == "call":
+        codes.add(frame.f_code)
 
 threading.setprofile(record)
 sys.setprofile(record)
 """
 END = """
 sys.setprofile(None)
-print(*("|".join(call) for call in sorted(calls)), sep="\\n")
+parts = ((code.co_filename.partition("/src/goldsmith/")[2], code.co_name) for code in codes)
+print(*sorted({file + "|" + name for file, name in parts if file}), sep="\\n")
 """
 PRE = """
 import torch

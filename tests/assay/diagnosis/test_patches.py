@@ -378,7 +378,7 @@ def test_a_lambda_beside_its_golden_and_a_result_without_a_proven_bound_get_patc
 
 
 def test_a_second_edit_is_looked_for_where_the_first_mends_a_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(searching, "_SECOND", 0.98)  # begins after the first edits
+    monkeypatch.setattr(searching, "_WHOLE", 1.0)  # begins after the edits that are tried with the first good one
     text = TORCH.replace("dw += grad[t]", "dw = grad[t]").replace("normed * inner) * rstd", "normed * inner)")
     target = load(tmp_path, text).target
     search = find_patch(target, failing(target), SECONDS)
