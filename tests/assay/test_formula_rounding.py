@@ -8,7 +8,7 @@ from assay.kernels import target, texts
 from goldsmith import assay
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-SEEDS = pytest.mark.parametrize("seed", range(2))
+SEEDS = pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.sweep(2, part=n)) for n in range(2)])
 
 
 def check(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
@@ -50,7 +50,6 @@ def chunked(x, a, b, c, chunk=4, past=0):
     return torch.cat(rows).to(dtype)
 
 
-@pytest.mark.sweep(3)
 @BOTH
 @SEEDS
 def test_a_cumulative_sum_of_decays_is_right(dtype, seed):

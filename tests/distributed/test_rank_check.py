@@ -229,9 +229,10 @@ def launched_ranks(*programs):
 
 
 @pytest.mark.parametrize("function, limit_s, texts", [
-    ("hangs_on_rank_1", 3.0, ("rank 1 did not answer in 3 s: it is in sleeping (rank_functions.py:",
-                              "rank 0 waits in all_reduce, called in right (rank_functions.py:")),
-    ("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",)),
+    pytest.param("hangs_on_rank_1", 3.0, ("rank 1 did not answer in 3 s: it is in sleeping (rank_functions.py:",
+                                          "rank 0 waits in all_reduce, called in right (rank_functions.py:"),
+                 marks=pytest.mark.sweep(2, part=0)),
+    pytest.param("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",), marks=pytest.mark.sweep(2, part=1)),
 ])  # fmt: skip
 def test_a_launchers_rank_that_is_missing_is_named(function, limit_s, texts):
     judges = JUDGES.format(start_s=60.0, limit_s=limit_s, function=function)

@@ -93,11 +93,11 @@ def test_a_path_names_few_files_and_each_has_its_function(picture):
 @pytest.mark.parametrize(
     "picture, program",
     [
-        ("path-pre.svg", PRE),
-        ("path-check.svg", CHECK),
-        ("path-diagnose.svg", DIAGNOSE),
-        ("path-moe.svg", MOE),
-        ("path-finetune.svg", FINETUNE),
+        pytest.param("path-pre.svg", PRE, marks=pytest.mark.sweep(2, part=0)),
+        pytest.param("path-check.svg", CHECK, marks=pytest.mark.sweep(2, part=1)),
+        pytest.param("path-diagnose.svg", DIAGNOSE, marks=pytest.mark.sweep(2, part=0)),
+        pytest.param("path-moe.svg", MOE, marks=pytest.mark.sweep(2, part=1)),
+        pytest.param("path-finetune.svg", FINETUNE, marks=pytest.mark.sweep(2, part=1)),
     ],
 )
 def test_a_path_is_really_taken(picture, program, tmp_path):
