@@ -15,7 +15,7 @@ OPS = Op.all()
 SMALL = [(op, case) for op in OPS.values() for case in op.cases if "large" not in case.tags]
 LARGE = [(op, case) for op in OPS.values() for case in op.cases if "large" in case.tags]
 USUAL = [(op, op.cases[1]) for op in OPS.values()]  # the second case: one token, or the published sizes
-SWEEP = pytest.mark.sweep(10)  # `goldsmith verify`, and with it `make`, checks all cases
+SWEEP = pytest.mark.sweep(16)  # `goldsmith verify`, and with it `make`, checks all cases
 DIFFERENTIABLE = [(op, case) for op, case in USUAL if op.grads]
 
 

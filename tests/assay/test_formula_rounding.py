@@ -8,7 +8,7 @@ from assay.kernels import target, texts
 from goldsmith import assay
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-SEEDS = pytest.mark.parametrize("seed", range(2))
+SEEDS = pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.sweep(2, part=n)) for n in range(2)])
 
 
 def check(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
@@ -50,7 +50,6 @@ def chunked(x, a, b, c, chunk=4, past=0):
     return torch.cat(rows).to(dtype)
 
 
-@pytest.mark.sweep(3)
 @BOTH
 @SEEDS
 def test_a_cumulative_sum_of_decays_is_right(dtype, seed):
@@ -286,8 +285,8 @@ def signals(make, B, L):
     return {"x": make.normal(B, L), "k": make.normal(L)}
 
 
-@pytest.mark.sweep(3)
-def test_a_transform_over_a_whole_axis_passes():
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=pytest.mark.sweep(3, part=n)) for n in range(3)])
+def test_a_transform_over_a_whole_axis_passes(seed):
     """Every element rounds at the size of the largest: a note says so, and no finding claims a leak."""
 
     def golden(x, k):
@@ -298,10 +297,9 @@ def test_a_transform_over_a_whole_axis_passes():
         n = 2 * x.shape[1]
         return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(k, n), n)[:, : x.shape[1]]
 
-    for seed in range(3):
-        diagnosis = assay.diagnose(target(transform, golden, signals), seed=seed)
-        assert not {"wrong_mask", "wrong_axis"} & {c.id for c in diagnosis.causes[:1]}, str(diagnosis)
-        assert not texts(check(transform, golden, signals, seed=seed), "taint")
+    diagnosis = assay.diagnose(target(transform, golden, signals), seed=seed)
+    assert not {"wrong_mask", "wrong_axis"} & {c.id for c in diagnosis.causes[:1]}, str(diagnosis)
+    assert not texts(check(transform, golden, signals, seed=seed), "taint")
 
 
 # any formula

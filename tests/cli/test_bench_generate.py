@@ -92,6 +92,7 @@ class InProcess:
             return answered(self.engine, verb, str(word), list(ids))
 
 
+@pytest.mark.sweep(2, part=0)
 def test_an_interrupt_keeps_the_finished_rows_and_leaves_no_files(tmp_path):
     rows, folder = tmp_path / "rows.jsonl", tmp_path / "scratch"
     folder.mkdir()

@@ -102,6 +102,7 @@ def test_stock_transformers_loads_the_model_and_it_beats_token_frequencies():
     assert text.startswith("**MACBETH**  \nIs this a dagger which I see") and len(set(text.split()[10:])) > 3, text
 
 
+@pytest.mark.sweep(2, part=0)
 @pytest.mark.forks
 def test_a_play_is_learnt_despite_kill_9_and_stock_peft_generates_it(text, tmp_path):
     more = ("--steps", "8", "--eval-every", "8")

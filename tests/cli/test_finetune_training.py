@@ -46,6 +46,7 @@ def whole(tmp_path_factory):
 # the loss
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "family, changes",
     [

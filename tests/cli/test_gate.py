@@ -21,7 +21,7 @@ from goldsmith.cli import app
 from goldsmith.cli.gate import display, verdict_output
 from goldsmith.cli.terminal import console
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 PROBLEM = """
 import torch

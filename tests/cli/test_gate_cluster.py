@@ -74,7 +74,7 @@ def kill_one_ray_worker(killed, stop):
         time.sleep(0.1)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 def test_verdicts_of_a_cluster_are_those_of_one_machine_though_a_worker_is_killed(folder):
     pytest.importorskip("ray", reason="needs ray: pip install 'goldsmith[cluster]'")
     here = gate(folder)

@@ -9,7 +9,9 @@ pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and 
 from hf import hyper_models
 
 
-@pytest.mark.parametrize("family", hyper_models.PRESENT)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.sweep(2, part=n)) for n, f in enumerate(hyper_models.PRESENT)]
+)
 def test_a_step_on_two_ranks_has_the_gradients_of_one_process(family, pools):
     first, second = pools(2).run(hyper_models.sharded_step, [(family,)] * 2)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

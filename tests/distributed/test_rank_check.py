@@ -107,6 +107,12 @@ def test_gradients_through_the_candidate_are_judged_too(pools):
     assert causes == {"weight.grad": "missing_reduction"}
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the kernels run on the GPU here")
+def test_interpreted_kernels_are_as_quick_on_a_rank_as_in_a_check(pools):
+    pytest.importorskip("triton", reason="the interpreter is Triton's")
+    assert pools(2).run(functions.interprets_quickly, [()] * 2) == [True] * 2
+
+
 @pytest.mark.parametrize("placements, text", [
     ({"x": "rows"}, "placements['x']: expected Shard(i), Replicate() or Partial()"),
     ({"x": Shard(3)}, "placements['x']: Shard(dim=3), but x has 2 axes: [6, 3]"),
@@ -223,9 +229,10 @@ def launched_ranks(*programs):
 
 
 @pytest.mark.parametrize("function, limit_s, texts", [
-    ("hangs_on_rank_1", 3.0, ("rank 1 did not answer in 3 s: it is in sleeping (rank_functions.py:",
-                              "rank 0 waits in all_reduce, called in right (rank_functions.py:")),
-    ("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",)),
+    pytest.param("hangs_on_rank_1", 3.0, ("rank 1 did not answer in 3 s: it is in sleeping (rank_functions.py:",
+                                          "rank 0 waits in all_reduce, called in right (rank_functions.py:"),
+                 marks=pytest.mark.sweep(2, part=0)),
+    pytest.param("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",), marks=pytest.mark.sweep(2, part=1)),
 ])  # fmt: skip
 def test_a_launchers_rank_that_is_missing_is_named(function, limit_s, texts):
     judges = JUDGES.format(start_s=60.0, limit_s=limit_s, function=function)

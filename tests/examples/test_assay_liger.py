@@ -89,6 +89,7 @@ def run(*args: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.sweep(3, part=1)
 def test_the_command_writes_every_report_with_the_versions(tmp_path):
     done = run("--only", "pre", "--json", str(tmp_path / "liger.json"), "--html", str(tmp_path / "liger.html"))
     assert done.returncode == 0, done.stdout + done.stderr

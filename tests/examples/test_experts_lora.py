@@ -20,6 +20,7 @@ def run(*arguments):
     return done.stdout
 
 
+@pytest.mark.sweep(3, part=0)
 def test_the_loss_falls_and_stock_peft_continues_from_the_files(tmp_path):
     out = run("--format", "fp32", "--out", tmp_path / "adapter")
     losses = [float(value) for value in re.findall(r"step +\d+  loss ([\d.]+)", out)]

@@ -41,6 +41,7 @@ def test_the_wrong_kernel_fails_on_rows_that_are_no_power_of_two(example):
     assert {finding.tensor for finding in report.findings if finding.rung == "CERTAIN"} == {"y", "x.grad", "w.grad"}
 
 
+@pytest.mark.sweep(3, part=2)
 def test_the_command_shows_both_and_succeeds():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parents[1] / "src")}
     done = subprocess.run([sys.executable, str(EXAMPLE)], env=environment, capture_output=True, text=True, timeout=300)

@@ -23,6 +23,7 @@ def case(format, T, make=inputs, **more):
     return Case(f"{format}_{T}", make, dict(T=T, H=H, I=I, E=2, k=1, kind="one", **packed, **more), "few routes")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("format", FORMATS)
 def test_few_routes_stay_within_the_bounds(format):
     target = op_target(Op.get("experts.slots"), "native")

@@ -27,6 +27,7 @@ def drawn(format, T=3, N=72, K=256, dtype=torch.float32, bias=False):
     return torch.randn(T, K).to(dtype), packed, torch.randn(N) if bias else None
 
 
+@pytest.mark.sweep(2)
 @needs_native
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_level_stays_within_the_bounds(format):

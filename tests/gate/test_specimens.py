@@ -26,7 +26,7 @@ def test_a_specimen_says_what_a_judge_should_say(kind):
         assert (specimen.statuses[0] == "accepted") == (kind is RIGHT), name
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(18)
 @pytest.mark.parametrize("specimen", RIGHT, ids=lambda s: s.name)
 def test_a_right_candidate_passes_every_probe(specimen):
     if missing := specimen.missing():

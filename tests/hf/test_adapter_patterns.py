@@ -34,6 +34,7 @@ def check_read(ours, folder, layers=2):
     return stock
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "options",
     [

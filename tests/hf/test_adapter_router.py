@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys di
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", [*models.FAMILIES, *models.KEPT])
 def test_stock_peft_reads_a_trained_router_of_every_family(family, tmp_path):
     plain = models.model(family)

@@ -25,13 +25,14 @@ def check(rows):
                 assert row["why"] and "\n" not in row["why"] and len(row["why"]) < 600, row
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ALWAYS)
 def test_a_model_with_a_peculiarity_is_equal_in_all_four(name):
     row = coverage.examine(name)
     assert [row[column] for column in coverage.COLUMNS] == ["equal"] * 4, row
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("name", sorted(set(TYPES) - set(ALWAYS)))
 def test_a_model_agrees_with_the_table(name):
     check(coverage.coverage([name]))

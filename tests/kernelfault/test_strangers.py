@@ -18,7 +18,7 @@ def target(host, fault, folder):
     return targets.factory(host, backend, catalogue.copy(host, backend, fault, folder))()
 
 
-@pytest.mark.sweep(15)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("host", HOSTS, ids=lambda h: h.name)
 def test_the_kernel_is_right_without_a_fault(host, tmp_path):
     kernel_target = target(host, None, tmp_path)
@@ -26,7 +26,7 @@ def test_the_kernel_is_right_without_a_fault(host, tmp_path):
         assay.check(kernel_target, case)
 
 
-@pytest.mark.sweep(15)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("fault", RIGHT, ids=lambda f: f.key)
 def test_a_right_rewriting_is_not_accused(fault, tmp_path):
     kernel_target = target(fault.host, fault, tmp_path)

@@ -164,6 +164,7 @@ def test_the_wheel_brings_the_command(installed, tmp_path):
     assert goldsmith.__version__ in run(installed.parent / "goldsmith", "--version", cwd=tmp_path)
 
 
+@pytest.mark.sweep(3, part=0)
 def test_the_sdist_works_in_an_empty_environment(built, tmp_path):
     python = environment(tmp_path / "environment")
     install(python, built[1], LAUNCHED)
@@ -205,6 +206,7 @@ def checkout(tmp_path, monkeypatch) -> Path:
 REASON = "import goldsmith; from goldsmith.core import native; print(goldsmith.__file__, native.reason(), sep='\\n')"
 
 
+@pytest.mark.sweep(3, part=1)
 @pytest.mark.skipif(not supported(), reason="the native library is for Linux on x86-64")
 def test_an_editable_install_builds_the_native_library(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("CMAKE_CXX_COMPILER_LAUNCHER", f"{sys.executable};{COMPILED}")
@@ -214,6 +216,7 @@ def test_an_editable_install_builds_the_native_library(checkout, tmp_path, monke
     assert (Path(place).parent, reason) == (checkout / "src/goldsmith", "None")
 
 
+@pytest.mark.sweep(3, part=2)
 @pytest.mark.skipif(not supported(), reason="the native library is for Linux on x86-64")
 def test_an_editable_install_without_a_compiler_succeeds_and_says_how_to_build_the_library(
     checkout, tmp_path, monkeypatch

@@ -11,7 +11,7 @@ from goldsmith import Op, assay, router
 from goldsmith.cli.targets import op_target
 from router import wrong_routers
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 
 GPU = torch.cuda.is_available()
 

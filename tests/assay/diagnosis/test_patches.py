@@ -131,8 +131,7 @@ def failing(target):
     return examinations
 
 
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.sweep(4, part=n)) for n, k in enumerate(FAULTS)])
 def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
     text, right, wrong = FAULTS[kind]
     assert text.count(right) == 1
@@ -224,6 +223,7 @@ def test_a_place_that_moves_nothing_waits_except_for_its_cheap_edits():
     assert [edit for batch in queue.batches(2) for edit in batch] == [cheap, elsewhere, costly]
 
 
+@pytest.mark.sweep(3, part=0)
 def test_an_edit_that_is_right_on_the_failing_case_only_is_no_patch(tmp_path):
     """With D=4 alone, many edits are right: `/ 4`, `* 0.25`. The other cases tell them from `/ D`."""
     module = load(tmp_path, TORCH.replace(".square().sum() / D", ".square().sum() / 4"))
@@ -330,6 +330,7 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
     assert (tmp_path / "copy.py").read_text() == TORCH and own.read_text() == before
 
 
+@pytest.mark.sweep(3, part=1)
 def test_the_running_program_is_not_run_again(tmp_path):
     """It prints once, although every edited copy is loaded anew: its kernel is taken from the module by its name."""
     (tmp_path / "kernels.py").write_text(TORCH.replace("dw += grad[t]", "dw = grad[t]").partition("target =")[0])
@@ -379,8 +380,9 @@ def test_a_lambda_beside_its_golden_and_a_result_without_a_proven_bound_get_patc
     assert search.patch.kind == kind
 
 
+@pytest.mark.sweep(3, part=2)
 def test_a_second_edit_is_looked_for_where_the_first_mends_a_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(searching, "_SECOND", 0.98)  # begins after the first edits
+    monkeypatch.setattr(searching, "_WHOLE", 1.0)  # begins after the edits that are tried with the first good one
     text = TORCH.replace("dw += grad[t]", "dw = grad[t]").replace("normed * inner) * rstd", "normed * inner)")
     target = load(tmp_path, text).target
     search = find_patch(target, failing(target), SECONDS)

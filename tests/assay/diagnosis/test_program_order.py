@@ -58,6 +58,7 @@ def test_another_order_of_programs_is_no_patch(tmp_path):
     assert turned[3] is None and right[3] is not None
 
 
+@pytest.mark.sweep(2, part=1)
 def test_what_only_another_order_shows_has_a_patch(tmp_path):
     wrong, right = judged(tmp_path, KERNEL, [("count:\n", "count + 0:\n")], [("row + 1 < count", "False")])
     assert wrong[0] == "wrong" and right[0] == "right" and right[3] is not None

@@ -52,6 +52,7 @@ def offering(folder, patches):
     return command(folder, f"print(open({str(folder / 'patches.json')!r}).read())")
 
 
+@pytest.mark.sweep(2, part=0)
 def test_the_good_proposal_of_many_is_the_patch(tmp_path):
     module = load(tmp_path, WRONG)
     own = tmp_path / f"{module.__name__}.py"
@@ -94,6 +95,7 @@ def test_a_program_that_fails_costs_only_its_time(tmp_path, body, reason):
     assert not offered.edits and reason in offered.refused[0]
 
 
+@pytest.mark.sweep(2, part=1)
 def test_the_program_gets_evidence_and_source_and_ctrl_c_keeps_the_patch(tmp_path):
     module = load(tmp_path, WRONG)
     own = tmp_path / f"{module.__name__}.py"

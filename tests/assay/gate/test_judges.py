@@ -38,6 +38,7 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.mark.sweep(2, part=0)
 def test_verdicts_come_in_order_from_several_judges(file):
     own = ProblemSource(str(file))
     bad = ProblemSource(str(file.parent / "nowhere.py"))
@@ -52,6 +53,7 @@ def test_verdicts_come_in_order_from_several_judges(file):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.sweep(2, part=1)
 def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(file):
     with Judges(1, replace(OPTIONS, seed=None)) as judges:
         pairs = [(ProblemSource(str(file)), gate.Candidate(str(n), RIGHT)) for n in range(3)]

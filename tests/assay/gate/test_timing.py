@@ -91,11 +91,13 @@ def test_an_accepted_candidate_has_its_time_beside_the_reference():
     assert gate.Verdict.from_json(verdict.to_json()).timing == verdict.timing
 
 
+@pytest.mark.sweep(2, part=0)
 def test_a_slow_candidate_is_slow_although_it_remembers_the_result_of_every_input():
     verdict = timed(SLOW)
     assert verdict.ok and 3_000 < verdict.timing["time"] < 100_000 and verdict.timing["speedup"] < 1
 
 
+@pytest.mark.sweep(2, part=1)
 def test_a_thread_that_computes_ahead_while_the_caches_are_flushed_gains_nothing():
     """Unflushed calls, which would show it, cannot be answered from memory: each has numbers of its own."""
     verdict = timed(AHEAD)

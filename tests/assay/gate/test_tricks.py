@@ -151,14 +151,14 @@ def later(when, t):
 """
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("reason, body", TRICKS)
 def test_a_trick_is_named(reason, body):
     verdict = gate.judge(candidate(body, head=HEAD), problem())
     assert (verdict.status, verdict.reason) == ("cheating", reason), verdict.evidence
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("reason, body", FAULTS)
 def test_a_kernel_that_is_right_only_as_a_check_calls_it_is_wrong(reason, body):
     verdict = gate.judge(candidate(body, head=HEAD), problem())

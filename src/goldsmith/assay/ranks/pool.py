@@ -24,6 +24,7 @@ import torch
 from torch import distributed
 
 from ...core.tracing import TargetError
+from ..execute import interpreter
 from ..gate.isolation import own_process
 from . import stacks
 
@@ -184,7 +185,8 @@ def in_words(error: Exception) -> str:
 def run_on_rank(function: Callable[..., object], arguments: tuple[object, ...]) -> tuple[bool, object]:
     """(True, result) of the function on this rank, or (False, message); the user's code runs in here."""
     try:
-        result = function(*arguments)
+        with interpreter.watching():  # where kernels run in Triton's interpreter, as quickly as in a check
+            result = function(*arguments)
     except Exception as error:  # noqa: BLE001  whatever a rank raises is reported by the judge
         return False, in_words(error)
     if not distributed.is_initialized():
