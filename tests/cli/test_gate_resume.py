@@ -29,7 +29,6 @@ def without_times(path):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows(path)]
 
 
-@pytest.mark.sweep(2, part=1)
 def test_a_killed_batch_goes_on_and_ends_like_an_unbroken_one(folder):  # noqa: F811
     (folder / "made/before.py").write_text(RIGHT.replace(" * w", ""))
     (folder / "made/slow.py").write_text("def candidate(x, w):\n    while True: pass\n")

@@ -26,7 +26,6 @@ def test_a_process_that_is_left_is_seen():
     assert hostile._processes(mark) == []
 
 
-@pytest.mark.sweep(2, part=0)
 def test_a_small_hostile_batch_gets_every_verdict_and_leaves_nothing():
     with throughput.problem_file() as problem:
         options = GateOptions(limits=Limits(2, 6, 1 << 30), seed=1, probes="values")
