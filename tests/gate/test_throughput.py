@@ -4,8 +4,6 @@ import subprocess
 import sys
 import uuid
 
-import pytest
-
 from benchmarks.gate import hostile, throughput
 from goldsmith.assay.gate import GateOptions, Limits
 
