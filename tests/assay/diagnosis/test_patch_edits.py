@@ -128,6 +128,8 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "axis of a statement": ("y = x.flip(1).cumsum(1)", "y = x.flip(2).cumsum(2)"),
     "every argument contiguous": ("k[n](x, w, d)", "k[n](x.contiguous(), w.contiguous(), d.contiguous())"),
     "number that multiplies elsewhere": ("y = x + w * 1.4427", "y = x * 1.4427 + w * 1.4427"),
+    "sum as a column": ("y = x * tl.sum(x * w, axis=1)", "y = x * tl.sum(x * w, axis=1)[:, None]"),
+    "maximum as a row": ("y = x - x.amax(0)", "y = x - x.amax(0)[None, :]"),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }
 
