@@ -328,6 +328,20 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
     assert (tmp_path / "copy.py").read_text() == TORCH and own.read_text() == before
 
 
+def test_the_search_gets_the_names_of_the_golden_edit_that_fits(tmp_path, monkeypatch):
+    hints = []
+
+    class Noted(EditQueue):
+        def __init__(self, *arguments):
+            hints.append(arguments[-1])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(searching, "EditQueue", Noted)
+    module = load(tmp_path, TORCH.replace("return x * rstd * w", "return x * rstd"))
+    diagnosis = assay.diagnose(module.target, patch=True)
+    assert diagnosis.patch is not None and frozenset({"w"}) in hints[0].names
+
+
 def test_the_running_program_is_not_run_again(tmp_path):
     """It prints once, although every edited copy is loaded anew: its kernel is taken from the module by its name."""
     (tmp_path / "kernels.py").write_text(TORCH.replace("dw += grad[t]", "dw = grad[t]").partition("target =")[0])
