@@ -9,7 +9,7 @@ from goldsmith.assay.diagnosis.source.edits.edit_queue import EditQueue
 from goldsmith.assay.diagnosis.source.edits.edits import Edit, Function
 from goldsmith.assay.diagnosis.source.edits.every_edit import EveryEdit, near_edits
 from goldsmith.assay.diagnosis.source.edits.golden_edits import golden_edits
-from goldsmith.assay.diagnosis.source.edits.inverse_edits import inverse_kinds
+from goldsmith.assay.diagnosis.source.edits.inverse_edits import GoldenHint, inverse_kinds
 from goldsmith.assay.diagnosis.source.reading.candidate_source import CandidateSource
 from goldsmith.assay.diagnosis.source.reading.source_file import SourceFile
 from goldsmith.assay.diagnosis.source.refusals import refusal
@@ -128,6 +128,8 @@ KINDS = {  # kind: (wrong, right) bodies of a function of x, w, n, row, p, g_ptr
     "axis of a statement": ("y = x.flip(1).cumsum(1)", "y = x.flip(2).cumsum(2)"),
     "every argument contiguous": ("k[n](x, w, d)", "k[n](x.contiguous(), w.contiguous(), d.contiguous())"),
     "number that multiplies elsewhere": ("y = x + w * 1.4427", "y = x * 1.4427 + w * 1.4427"),
+    "sum as a column": ("y = x * tl.sum(x * w, axis=1)", "y = x * tl.sum(x * w, axis=1)[:, None]"),
+    "maximum as a row": ("y = x - x.amax(0)", "y = x - x.amax(0)[None, :]"),
     "atomic": ("tl.store(p + d, x, mask=mask)", "tl.atomic_add(p + d, x, mask=mask)"),
 }
 
@@ -218,6 +220,48 @@ def test_a_line_that_a_trace_names_comes_first_and_hints_come_earlier():
     )
     queue = EditQueue([plain, hinted, named], first=[("kernel.py", 9, "f")], kinds=inverse_kinds(["sign_flip"]))
     assert next(queue.batches(3)) == [named, hinted, plain]
+
+
+HINTS = {  # parameters of an edit of the golden -> lines that bring its name or number in or out, and others
+    ("factor", "scale"): (["y = x * scale_ptr", "y = x + f(scale[n])", "u = w"], ["y = x * scaled", "u = scale + w"]),
+    ("named", "1/(D*n)"): (["y = x / (n * D)"], ["y = x / n", "y = D * x"]),
+    ("value", 0.6931472): (["y = x * 1.44269504", "y = .693147181", "v = n"], ["y = x * 1.4", "v = w / 6.931472e-1"]),
+}
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_edits_that_bring_in_or_out_what_the_golden_edit_names_come_earlier(hint):
+    """The same name or number before and after an edit is no hint."""
+    data = b"y = x\nu = scale * w\nv = x / 6.931472e-1\n"
+    starts = {line[0]: data.decode().index(f"{line[0]} =") for line in ("y", "u", "v")}
+
+    def edit(text):
+        start = starts[text[0]]
+        return Edit("kernel.py", ((start, data.index(b"\n", start), text),), text, 1.0, 1)
+
+    near, others = ([edit(text) for text in texts] for texts in HINTS[hint])
+    queue = EditQueue([*others, *near], texts={"kernel.py": data}, named=GoldenHint.of([dict([hint]), {"value": 1}]))
+    assert [edit for batch in queue.batches(9) for edit in batch] == [*near, *others]
+
+
+def test_named_edits_of_a_place_that_matters_late_come_before_all_others():
+    near = [Edit("kernel.py", ((n, n, str(k)),), "number", 1.0 + k / 2, n, n) for n in (1, 2) for k in range(9)]
+    named, other = (Edit("kernel.py", ((2, 2, f" * {name}"),), "factor added", 2.0, 2, 2) for name in ("w", "x"))
+
+    def order(params):
+        further = [[other, named]]  # each only once
+        far = {"far": lambda places: further.pop() if further else [], "named": GoldenHint.of(params)}
+        queue = EditQueue(near, wrong=["y"], **far)
+        edits = []
+        for batch in queue.batches(2):
+            edits += batch
+            for edit in batch:  # the second edit of the place moves the result, not the first
+                queue.learn(edit, EditOutcome("wrong", ("y",), moved=edit is near[10]), False)
+        return [edits.index(named), edits.index(other)]
+
+    assert order([]) == [19, 18]
+    place, last = order([{"factor": "w"}])
+    assert place < 8 and last == 19
 
 
 def test_edits_that_bring_in_expressions_are_made_for_places_that_matter_first():

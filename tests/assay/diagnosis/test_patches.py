@@ -180,9 +180,7 @@ HOSTILE = {  # edits of the line `T, D = x.shape` that end, block or fill the pr
     "ends": "import os; os._exit(0)",
     "aborts": "import os; os.abort()",
     "never returns": "while True: pass",
-    "ignores the alarms": """import signal
-        for number in (signal.SIGALRM, signal.SIGPROF): signal.signal(number, signal.SIG_IGN)
-        while True: pass""",
+    "ignores the alarms": "from signal import signal\n        for n in (14, 27): signal(n, 1)\n        while True: pass",
     "eats memory": """kept = []
         while True: kept.append(torch.ones(1 << 26))""",
     "interrupts": "raise KeyboardInterrupt",
@@ -200,10 +198,8 @@ def test_a_hostile_edit_costs_one_edit_and_not_the_search(tmp_path):
     at = file.data.index(b"dw = grad[t]")
     right = Edit(path, ((at, at + 4, "dw +="),), "right", 1.0, 1)
     with Mutants(source, [problem(examination.material, examination.first, examination.ref)]) as mutants:
-        outcomes = {
-            f"{number} {edit.kind}": outcome.state
-            for number, (edit, outcome) in enumerate(mutants.tried([e for each in edits for e in (each, right)]))
-        }
+        tried = enumerate(mutants.tried([e for each in edits for e in (each, right)]))
+        outcomes = {f"{number} {edit.kind}": outcome.state for number, (edit, outcome) in tried}
         restarts = mutants.restarts
     eaten = outcomes.pop("8 eats memory")
     assert eaten in ("raised", "slow")  # whichever limit comes first; an allocation does not hear the alarm
@@ -328,6 +324,20 @@ def test_a_diagnosis_shows_its_patch_and_saves_a_copy(tmp_path):
         diagnosis.patch.save(own)
     diagnosis.patch.save(tmp_path / "copy.py")
     assert (tmp_path / "copy.py").read_text() == TORCH and own.read_text() == before
+
+
+def test_the_search_gets_the_names_of_the_golden_edit_that_fits(tmp_path, monkeypatch):
+    hints = []
+
+    class Noted(EditQueue):
+        def __init__(self, *arguments):
+            hints.append(arguments[-1])
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(searching, "EditQueue", Noted)
+    module = load(tmp_path, TORCH.replace("return x * rstd * w", "return x * rstd"))
+    diagnosis = assay.diagnose(module.target, patch=True)
+    assert diagnosis.patch is not None and frozenset({"w"}) in hints[0].names
 
 
 @pytest.mark.sweep(3, part=1)

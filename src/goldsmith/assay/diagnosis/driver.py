@@ -214,9 +214,10 @@ def _find_patch(
     evidence = (
         {"target": target.name, "wrong": sorted(failing.bad), "diagnosis": diagnosis.to_json()} if propose else {}
     )
+    params = [] if diagnosis.evidence is None else [what.params for what in diagnosis.evidence.whatif]
     search = find_patch(
-        target, examinations, seconds, line=diagnosis.line, causes=causes, progress=progress, propose=propose,
-        evidence=evidence,
+        target, examinations, seconds, line=diagnosis.line, causes=causes, params=params, progress=progress,
+        propose=propose, evidence=evidence,
     )  # fmt: skip
     diagnosis.patch = search.patch
     if search.patch is not None:

@@ -17,7 +17,7 @@ from .cpp.cpp_edits import CppEdits
 from .edits.edit_queue import EditQueue
 from .edits.edits import Edit, Line
 from .edits.every_edit import EveryEdit
-from .edits.inverse_edits import inverse_kinds
+from .edits.inverse_edits import NO_HINT, GoldenHint, inverse_kinds
 from .foreign_changes import foreign_change
 from .patch import Patch
 from .problems import STRAY, Problem, of_examination, with_layouts
@@ -62,13 +62,14 @@ class Hints:
 
     lines   that a trace names, before all
     region  (file, line) of what leads from there to the wrong results; beside: of all else that ran, after the rest
-    causes  of the golden-side edits that fit
+    causes  kinds of edits that undo the golden-side edits that fit; named: the names and numbers in those
     """
 
     lines: Collection[Line] = ()
     causes: Collection[str] = ()
     region: Collection[tuple[str, int]] = ()
     beside: Collection[tuple[str, int]] = ()
+    named: GoldenHint = NO_HINT
 
 
 @dataclass
@@ -93,6 +94,7 @@ def find_patch(
     *,
     line: FaultyLine | None = None,
     causes: Sequence[str] = (),
+    params: Sequence[Mapping[str, object]] = (),
     progress: Progress = lambda text: None,
     propose: str | None = None,
     evidence: Mapping[str, object] | None = None,
@@ -102,13 +104,15 @@ def find_patch(
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
     line: that a trace names, to try before all others
     causes: ids of causes, whose inverse edits are tried earlier
+    params: parameters of golden-side edits that fit; edits that bring their names and numbers in or out come earlier
     propose: a command that gets the evidence and returns patches, which are tried before all edits
     """
     clock = _Deadline(time.monotonic() + seconds, seconds)
     search = PatchSearch()
-    hints = Hints([], inverse_kinds(causes))
+    hints = Hints(causes=inverse_kinds(causes), named=GoldenHint.of(params))
     if line is not None:
-        hints = Hints([(line.at.file, line.at.line, line.at.function)], hints.causes, line.region, line.beside)
+        at = line.at.file, line.at.line, line.at.function
+        hints = replace(hints, lines=[at], region=line.region, beside=line.beside)
     try:
         source = candidate_source(target)
         problems = [p for e in dict.fromkeys(examinations) for p in [of_examination(e)] if p is not None]
@@ -200,8 +204,9 @@ class _Hunt:
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
         texts = {path: file.data for path, file in self.mutants.source.files.items()}
         queue = EditQueue(
-            edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts
-        )
+            edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts,
+            self.hints.named,
+        )  # fmt: skip
         for batch in queue.batches(_BATCH):
             right: list[tuple[Edit, EditOutcome]] = []
             for edit, outcome in self._tried(batch):

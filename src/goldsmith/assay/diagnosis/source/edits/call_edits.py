@@ -12,9 +12,10 @@ from .edits import Edit, Function, loads
 _INFINITE = ('-float("inf")', 'float("inf")')
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _NEUTRAL = (*_INFINITE, "0.0", "1.0", "0")
+_REDUCTIONS = frozenset("sum mean amax amin max min prod argmax argmin var std norm any logsumexp".split())
+_INDICES = {"[:, None]": 1.0, "[None, :]": 1.3}  # cost of an axis of length 1 in the place of the one that was reduced
 _KEYWORDS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
-    (frozenset(("sum", "mean", "amax", "amin", "max", "min", "prod", "argmax", "argmin", "var", "std", "norm", "any")),
-     ("keepdim=True", "dim=0", "dim=-1", "axis=0", "axis=1")),
+    (_REDUCTIONS, ("keepdim=True", "dim=0", "dim=-1", "axis=0", "axis=1")),
     (frozenset(("var", "std", "var_mean")), ("correction=0", "unbiased=False")),
     (frozenset(("sum", "mean", "cumsum", "softmax", "log_softmax", "prod")), ("dtype=torch.float32",)),
     (frozenset(("cumsum", "associative_scan", "cumprod")), ("reverse=True",)),
@@ -46,6 +47,8 @@ def call_edits(function: Function, beside: Sequence[Function] = ()) -> Iterator[
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             yield from _keywords(function, node, name)
+            if name in _REDUCTIONS:
+                yield from _kept_axis(function, node)
             if _is_triton(node) and name in ("load", "store"):
                 yield from _masked(function, node, name, masks)
             if name == "range" and isinstance(node.func, ast.Name):
@@ -146,6 +149,17 @@ def _keywords(function: Function, node: ast.Call, name: str) -> Iterator[Edit]:
                             node, "arguments swapped", 1.9, (*first, function.file.text(other.value)),
                             (*second, function.file.text(keyword.value)),
                         )  # fmt: skip
+
+
+def _kept_axis(function: Function, node: ast.Call) -> Iterator[Edit]:
+    """The result of a reduction as a column or a row, where it would broadcast along the wrong axis."""
+    parent = function.file.parents.get(node)
+    method = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") not in function.called
+    axis = len(node.args) > (0 if method else 1) or any(k.arg in ("dim", "axis") for k in node.keywords)
+    indexed = isinstance(parent, ast.Subscript) and parent.value is node
+    if axis and not indexed and isinstance(node.func, ast.Attribute):
+        for index, cost in _INDICES.items():
+            yield function.swap(node, f"{function.file.text(node)}{index}", "index added", cost)
 
 
 def _masked(function: Function, node: ast.Call, name: str, masks: list[str]) -> Iterator[Edit]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from ..children.mutants import EditOutcome
 from .alike_edits import alike_edits
 from .edits import Edit, Line, Place
+from .inverse_edits import NO_HINT, GoldenHint
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
 _COSTLY = 1.9  # cost from which edits wait: a cheap one may choose the branch that is not taken
@@ -36,6 +37,7 @@ _RARITY = {
     "addend added": 0.5,
 }  # fmt: skip
 _HINTED = 0.8  # cost less for a kind that undoes the edit of the golden that fits
+_NAMED = 1.2  # cost less for an edit that brings in or out what the edit of the golden names
 
 
 class EditQueue:
@@ -44,7 +46,7 @@ class EditQueue:
     near   edits that are there from the start; far: makes the others of some places, or with None of all that are left
     wrong  names of the wrong results
     first  lines to try before all others
-    kinds  kinds of edits to try earlier
+    kinds  kinds of edits to try earlier; named: names and numbers to bring in or out earlier
     around loops and conditions around such lines, nearly as early
     beside statements whose operations, as a trace shows, are right or lead to right results only
     texts  path -> text, to make an edit that mends a part in other places too
@@ -60,10 +62,11 @@ class EditQueue:
         beside: Collection[Place] = (),
         around: Collection[Place] = (),
         texts: Mapping[str, bytes] = MappingProxyType({}),
+        named: GoldenHint = NO_HINT,
     ):
         self.wrong, self.lines, self.kinds, self.far = set(wrong), set(first), set(kinds), far
         self.beside, self.around = set(beside), set(around)
-        self.texts, self.better = texts, list[Edit]()
+        self.texts, self.named, self.better = texts, named, list[Edit]()
         self.idle: Counter[Place] = Counter()
         self.moved: dict[Place, set[str]] = {}  # names of results, of the places that move wrong ones
         self.promising: set[Place] = set()
@@ -73,13 +76,15 @@ class EditQueue:
         self._add([*near, *(far(about) if about else ())])
         rows = (row for rows in self.queues.values() for row in rows)
         ordered = [e for _, e in sorted(rows, key=lambda row: row[0])]
-        named = [e for e in ordered if self._distance(e) <= _LINES and self._cost(e) <= _BEGIN]
-        early = {id(e) for e in named}
+        close = [e for e in ordered if self._distance(e) <= _LINES and self._cost(e) <= _BEGIN]
+        early = {id(e) for e in close}
         probing = _one_for_each_place(e for e in ordered if id(e) not in early and place(e) not in self.beside)
         early |= {id(e) for e in probing}
-        self.ahead = deque([*named, *probing])
+        self.ahead = deque([*close, *probing])
         self.queues = {at: deque(r for r in rows if id(r[1]) not in early) for at, rows in self.queues.items()}
-        self.expansions = deque([lambda: self.promising | set(self.moved), lambda: None])
+        self.expanded: set[Place] | None = None  # places whose further edits are made; complete: of all places
+        self.waiting: list[Edit] = []
+        self.complete = False
 
     def batches(self, size: int) -> Iterator[list[Edit]]:
         while True:
@@ -107,13 +112,28 @@ class EditQueue:
                 del costs[best[1]]
 
     def _expand(self) -> None:
-        """Once the first ones are through come those of the places that matter, and at the end all others."""
-        while self.expansions and (len(self.expansions) > 1 or not any(self.queues.values())):
-            places = self.expansions.popleft()()
-            further = self.far(places) if places is None or places else []
-            self._add(further)
-            for edit in self.better:
-                self._follow(edit, further)
+        """Once the first ones are through come those of the places that matter, and at the end all others.
+
+        Of a place that turns out to matter later come those first that bring in or out what the hint names.
+        """
+        matter = self.promising | set(self.moved)
+        if self.expanded is None:
+            self.expanded = matter
+            self._bring_in(self.far(matter) if matter else [])
+        elif self.named != NO_HINT and matter - self.expanded:
+            edits = self.far(matter - self.expanded)
+            self.expanded |= matter
+            self._bring_in(e for e in edits if self._is_named(e))
+            self.waiting += [e for e in edits if not self._is_named(e)]
+        if not self.complete and not any(self.queues.values()):
+            self.complete = True
+            self._bring_in([*self.waiting, *self.far(None)])
+
+    def _bring_in(self, edits: Iterable[Edit]) -> None:
+        further = list(edits)
+        self._add(further)
+        for edit in self.better:
+            self._follow(edit, further)
 
     def _add(self, edits: Iterable[Edit]) -> None:
         found: dict[Place, list[tuple[float, Edit]]] = {}
@@ -157,10 +177,14 @@ class EditQueue:
         at, distance = place(edit), self._distance(edit)
         cost = edit.cost + _RARITY.get(edit.kind, 0.0) - _HINTED * (edit.kind in self.kinds)
         cost += _BESIDE * (at in self.beside and distance > _LINES)
+        cost -= _NAMED * self._is_named(edit)
         if self.lines:
             near = _NEAR * any(edit.function == f for _, _, f in self.lines)
             cost -= _FIRST if not distance else _CLOSE if distance <= _LINES or at in self.around else near
         return cost
+
+    def _is_named(self, edit: Edit) -> bool:
+        return self.named.names_change_of(edit, self.texts.get(edit.path, b""))
 
     def _distance(self, edit: Edit) -> float:
         """Lines from an edit to the nearest line that a trace names."""

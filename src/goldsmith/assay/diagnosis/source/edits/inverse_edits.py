@@ -1,8 +1,14 @@
-"""The kinds of edits that undo a cause: what a golden-side edit that fits says about the source."""
+"""What golden-side edits that fit say about the source: the kinds of edits that undo them, and names and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .edits import Edit
 
 _NAMES = ("another name", "names exchanged", "entries exchanged", "arguments swapped", "another expression")
 _BOUNDS = (
@@ -57,3 +63,49 @@ KINDS: dict[str, tuple[str, ...]] = {
 def inverse_kinds(causes: Iterable[str]) -> frozenset[str]:
     """The kinds that undo any of these causes."""
     return frozenset(kind for cause in causes for kind in KINDS.get(cause, ()))
+
+
+_NAMES_IN = ("factor", "named", "term", "function")  # parameters with names of the golden, alone or in a formula
+_NUMBERS_IN = ("value", "eps", "fill")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_TOKEN = re.compile(r"[A-Za-z_]\w*|(?<!\w)(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_ALIKE = 1e-5  # relative to a number that was fitted, and that a kernel writes with eight digits
+
+
+@dataclass(frozen=True)
+class GoldenHint:
+    """What golden-side edits that fit leave out, add or exchange: an edit of the source brings it in or out.
+
+    names    of each such edit; numbers: factors and such, other than 1, and their inverses
+    """
+
+    names: frozenset[frozenset[str]] = frozenset()
+    numbers: frozenset[float] = frozenset()
+
+    @classmethod
+    def of(cls, params: Iterable[Mapping[str, object]]) -> GoldenHint:
+        """params: the parameters of the edits that fit."""
+        rows = list(params)
+        texts = [text for row in rows for key in _NAMES_IN if isinstance(text := row.get(key), str)]
+        values = [abs(v) for row in rows for key in _NUMBERS_IN if isinstance(v := row.get(key), int | float)]
+        numbers = {n for v in values if v and math.isfinite(v) for n in (float(v), 1 / v)}
+        names = {frozenset(_NAME.findall(text)) for text in texts}
+        return cls(frozenset(names - {frozenset()}), frozenset(numbers - {1.0}))
+
+    def names_change_of(self, edit: Edit, data: bytes) -> bool:
+        """Whether the edit inserts or removes all names of one golden-side edit, or one of the numbers."""
+        if not self.names and not self.numbers:
+            return False
+        before, after = Counter[str](), Counter[str]()
+        for start, end, text in edit.spans:
+            before.update(_TOKEN.findall(data[start:end].decode(errors="replace")))
+            after.update(_TOKEN.findall(text))
+        changed = {*(after - before), *(before - after)}
+        parts = {part for token in changed for part in (token, *token.split("_"))}
+        written = [float(token) for token in changed if not _NAME.match(token)] if self.numbers else []
+        return any(names <= parts for names in self.names) or any(
+            math.isclose(n, number, rel_tol=_ALIKE) for n in written for number in self.numbers
+        )
+
+
+NO_HINT = GoldenHint()
