@@ -180,7 +180,7 @@ HOSTILE = {  # edits of the line `T, D = x.shape` that end, block or fill the pr
     "ends": "import os; os._exit(0)",
     "aborts": "import os; os.abort()",
     "never returns": "while True: pass",
-    "ignores the alarms": "from signal import signal\n        for n in (14, 27): signal(n, 1)\n        while True: pass",
+    "ignores the alarms": "import signal as s\n        for n in (14, 27): s.signal(n, 1)\n        while True: pass",
     "eats memory": """kept = []
         while True: kept.append(torch.ones(1 << 26))""",
     "interrupts": "raise KeyboardInterrupt",
