@@ -111,3 +111,23 @@ def test_ctrl_c_loses_no_finished_verdict(folder, judged):  # noqa: F811
     (folder / "made/before.py").write_text(RIGHT)
     assert judged() == ["before"]
     assert [row["candidate"] for row in rows(folder / "out.jsonl")] == ["before", "right"]
+
+
+@pytest.mark.parametrize(
+    "option, name, text",
+    [
+        ("--json", "sources.jsonl", "would replace what is judged"),
+        ("--html", "made/right.py", "would replace what is judged"),
+        ("--html", "softmax.py", "would replace what is judged"),
+        ("--json", "notes.txt", "line 1 is not a verdict, and would be lost"),
+        ("--json", "cut.txt", "line 1 is not a verdict, and would be lost"),
+    ],
+)
+def test_no_output_replaces_another_file(option, name, text, folder):  # noqa: F811
+    (folder / "sources.jsonl").write_text(json.dumps({"name": "a", "source": RIGHT}) + "\n")
+    (folder / "notes.txt").write_text("my notes\n")
+    (folder / "cut.txt").write_text("my notes")
+    before = (folder / name).read_bytes()
+    result = gate("made", "sources.jsonl", *OPTIONS, option, name)
+    assert result.exit_code == 2 and text in words(result.output), result.output
+    assert (folder / name).read_bytes() == before

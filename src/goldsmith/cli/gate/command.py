@@ -63,8 +63,9 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     """Run the command and return its exit status."""
     err = console(stderr=True)
     out = err if json_to == "-" else console()
-    for path in (html, Path(json_to) if json_to not in (None, "-") else None):
+    for option, path in (("--html", html), ("--json", Path(json_to) if json_to not in (None, "-") else None)):
         check_file(path)
+        _check_kept(option, path, request)
     began = time.monotonic()
     device = device_name(request.device)
     _check_problem(request)
@@ -116,6 +117,16 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     if failed or cannot:
         return 2
     return 0 if all(v.ok for v in verdicts) else 1
+
+
+def _check_kept(option: str, output: Path | None, request: GateRequest) -> None:
+    """Raise Failure where an output would replace a candidate or a problem."""
+    if output is None or not output.exists():
+        return
+    for place in (*request.candidates, *([Path(request.problem)] if request.problem else [])):
+        inside = place.is_dir() and output.suffix == ".py" and place.resolve() in output.resolve().parents
+        if inside or place.exists() and place.samefile(output):
+            raise Failure(f"{option} {output} would replace what is judged: give another file.")
 
 
 def _check_problem(request: GateRequest) -> None:

@@ -21,7 +21,7 @@ from ...assay.gate.problem_pack import files_of
 from ...assay.gate.verdict import REFUSED, Verdict
 from ...assay.support.output_file import write_whole
 from ...core.device import machine
-from ...core.json_values import JsonRows
+from ...core.json_values import JsonRows, parse_json
 from ..source import digest
 from ..terminal import Failure, write_stdout
 
@@ -76,6 +76,7 @@ class VerdictFile(VerdictOutput):
 
     def __init__(self, path: Path, pairs: Sequence[Pair | Verdict], options: GateOptions, *, resume: bool) -> None:
         super().__init__()
+        _check_verdicts(path)
         if not resume and path.exists():
             path.write_text("")
         self.file = JsonRows(path)
@@ -135,6 +136,8 @@ def verdict_output(
             output = VerdictStream(to)
         else:
             output = VerdictFile(Path(to), pairs, options, resume=resume)
+    except NoVerdicts as error:
+        raise Failure(f"--json {to}: {error}, and would be lost. Give another file, or remove this one.") from None
     except OSError as error:
         raise Failure(f"--json {to} cannot be read: {error.strerror or error}.") from error
     lenient = Shown(output, to or "", err)
@@ -142,6 +145,24 @@ def verdict_output(
         yield lenient
     finally:
         lenient.close()
+
+
+class NoVerdicts(Exception):
+    """A file holds something else."""
+
+
+def _check_verdicts(path: Path) -> None:
+    """Raise NoVerdicts where a file has text that is no verdict; a kill may have cut its last line short."""
+    if not path.is_file():
+        return
+    *lines, last = path.read_bytes().split(b"\n")
+    for number, line in enumerate([*lines, *([] if last.startswith(b"{") else [last])], 1):
+        try:
+            row = parse_json(line) if line.strip() else {"status": ""}
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or "status" not in row:
+            raise NoVerdicts(f"its line {number} is not a verdict")
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:
