@@ -8,8 +8,8 @@
 # Works from anywhere with `make -C`; the checkout's path may hold spaces.
 
 REPORT ?= $(CURDIR)/build/verify.html
-# twice two cores: with three workers, processes and clocks that they wait for left a quarter of the cores idle
-WORKERS ?= 4
+# one more than two cores: a quarter of the time of two workers was spent waiting for processes and clocks
+WORKERS ?= 3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
