@@ -99,7 +99,7 @@ def test_a_right_candidate_is_accepted():
         ("timed_out", "a call had not ended after 4 s", "while True: pass"),
         ("timed_out", "a call had not ended after 4 s, in candidate (candidate_source.py, line ", AFTER_COMPILING),
         ("timed_out", "a call had not ended", SWALLOWING),
-        ("over_memory", "out of memory", "return torch.zeros(100 << 30, dtype=torch.uint8)"),
+        ("over_memory", "more were needed; it may use 1024 MiB", "return torch.zeros(100 << 30, dtype=torch.uint8)"),
         ("crashed", "bytes that are no message", FLOODING),
     ],
 )  # fmt: skip

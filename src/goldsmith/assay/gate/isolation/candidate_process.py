@@ -277,7 +277,8 @@ class CandidateProcess:
         if "memory" in reply:
             if not self.around.boxed:  # other programs may have taken it
                 raise torch.OutOfMemoryError(str(reply["memory"]))
-            self._end(OVER_MEMORY, str(reply["memory"]))
+            wanted, _, _ = str(reply["memory"]).partition(";")
+            self._end(OVER_MEMORY, f"{wanted}; it may use {self.limits.memory_bytes >> 20} MiB")
         if "ended" in reply:
             raised, where = str(reply["ended"]), str(reply.get("where", ""))
             text = f"it raised {raised}, which would have ended the program" + (f": {where}" if where else "")
@@ -325,9 +326,8 @@ class CandidateProcess:
     def _died(self, what: str) -> None:
         self.close(_GRACE)
         if os.WIFSIGNALED(status := self.status or 0):
-            number = os.WTERMSIG(status)
             known = {s.value: s.name for s in signal.Signals}
-            how = f"by signal {number} ({known.get(number, 'unknown')})"
+            how = f"by signal {(number := os.WTERMSIG(status))} ({known.get(number, 'unknown')})"
         else:
             how = f"with status {os.WEXITSTATUS(status)}"
         place, line = frame_of_report(self.text), self.last_line
