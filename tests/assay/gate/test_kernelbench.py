@@ -169,7 +169,8 @@ FROZEN = STATISTICS.replace("self.eval()", "self.norm.eval()")
 
 
 @pytest.mark.parametrize("model, training", [(STATISTICS, False), (FROZEN, True)])
-def test_a_norm_that_the_constructor_freezes_stays_frozen(tmp_path, model, training):
+def test_a_norm_that_the_constructor_freezes_stays_frozen(tmp_path, monkeypatch, model, training):
+    monkeypatch.chdir(tmp_path)
     problem = load_problem(written(tmp_path, model))
     source = model.replace("class Model(", "class ModelNew(")
     assert gate.judge(gate.Candidate("right", source), problem, seed=1, probes="quick").ok
