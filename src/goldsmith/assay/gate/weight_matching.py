@@ -59,8 +59,8 @@ class Repacking:
         parts = [block.of(values[block.weight.name]) for block in self.blocks]
         if len(parts) > 1:
             return torch.cat(parts, self.axis)
-        changed = parts[0] is not values[self.blocks[0].weight.name]
-        return parts[0].contiguous() if changed and self.contiguous else parts[0]
+        is_copy = parts[0] is not values[self.blocks[0].weight.name]
+        return parts[0].contiguous() if is_copy and self.contiguous else parts[0]
 
 
 def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[str, Repacking], list[str]]:
@@ -70,24 +70,24 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
     """
     parameters = dict(module.named_parameters())
     own = {**parameters, **dict(module.named_buffers())}
-    named = {w.state: w for w in weights if w.state in own}
-    unused = [w for w in weights if w.state not in named]
+    by_name = {w.state: w for w in weights if w.state in own}
+    rest = [w for w in weights if w.state not in by_name]
     repackings: dict[str, Repacking] = {}
     others = list[str]()  # parameters that no weights make
-    for name, weight in named.items():
+    for name, weight in by_name.items():
         shape = tuple(own[name].shape)
-        found = _repacking(own[name], [weight], [weight])
-        if found is None and shape != weight.shape:
-            found = _repacking(own[name], unused, weights)
-            others += [] if found else [f"{name} {list(shape)}"]
+        repacking = _repacking(own[name], [weight], [weight])
+        if repacking is None and shape != weight.shape:
+            repacking = _repacking(own[name], rest, weights)
+            others += [] if repacking else [f"{name} {list(shape)}"]
         whole = Block(weight, tuple(range(len(weight.shape))), weight.shape)
-        repackings[name] = found or Repacking((whole,), 0, True)
-        unused = [w for w in unused if w not in {b.weight for b in repackings[name].blocks}]
-    for name in (n for n in own if n not in named):
-        found = _repacking(own[name], unused, weights)
-        if found is not None:
-            repackings[name] = found
-            unused = [w for w in unused if w not in {b.weight for b in found.blocks}]
+        repackings[name] = repacking or Repacking((whole,), 0, True)
+        rest = [w for w in rest if w not in {b.weight for b in repackings[name].blocks}]
+    for name in (n for n in own if n not in by_name):
+        repacking = _repacking(own[name], rest, weights)
+        if repacking is not None:
+            repackings[name] = repacking
+            rest = [w for w in rest if w not in {b.weight for b in repacking.blocks}]
         elif name in parameters:
             others.append(f"{name} {list(own[name].shape)}")
     remarks = []
@@ -96,8 +96,8 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
             f"its parameter {_listed(others)} is not made of the model's weights: it equals none of them, and no "
             "transpose, reshape or concatenation"
         )
-    if unused:
-        left = [f"{w.state} {list(w.shape)}" for w in unused]
+    if rest:
+        left = [f"{w.state} {list(w.shape)}" for w in rest]
         remarks.append(f"none of its parameters and buffers holds the model's {_listed(left)}")
     return repackings, remarks
 
@@ -106,23 +106,23 @@ def _listed(names: Sequence[str]) -> str:
     return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0]
 
 
-def _repacking(t: Tensor, unused: Sequence[Weight], weights: Sequence[Weight]) -> Repacking | None:
+def _repacking(t: Tensor, rest: Sequence[Weight], weights: Sequence[Weight]) -> Repacking | None:
     """How the tensor is made of unused weights; of used ones, too, if its values are not all equal."""
     if not t.numel():
         return None
     values = _comparable(t)
     for axis in range(min(max(t.dim(), 1), 2)):
-        blocks = _blocks(values, axis, unused, weights)
+        blocks = _blocks(values, axis, rest, weights)
         if blocks is not None:
             return Repacking(tuple(blocks), axis, t.is_contiguous())
     return None
 
 
-def _blocks(t: Tensor, axis: int, unused: Sequence[Weight], weights: Sequence[Weight]) -> list[Block] | None:
+def _blocks(t: Tensor, axis: int, rest: Sequence[Weight], weights: Sequence[Weight]) -> list[Block] | None:
     if t.dim() == 0:
-        block = _block(t, unused, weights)
+        block = _block(t, rest, weights)
         return None if block is None else [block]
-    free, blocks, start = list(unused), list[Block](), 0
+    free, blocks, start = list(rest), list[Block](), 0
     row = t.numel() // t.shape[axis]
     sizes = {torch.Size(w.shape).numel() for w in weights}
     lengths = sorted((size // row for size in sizes if size and size % row == 0), reverse=True)
@@ -137,17 +137,17 @@ def _blocks(t: Tensor, axis: int, unused: Sequence[Weight], weights: Sequence[We
     return blocks
 
 
-def _block(t: Tensor, unused: Sequence[Weight], weights: Sequence[Weight]) -> Block | None:
+def _block(t: Tensor, rest: Sequence[Weight], weights: Sequence[Weight]) -> Block | None:
     """The weight with these values. Equal numbers, such as a bias of zeros, do not tell which, so each serves once."""
     constant = bool((t == t.flatten()[0]).all())
     values = _digest(t.flatten().sort().values)
-    for weight in (*unused, *(() if constant else weights)):
+    for weight in (*rest, *(() if constant else weights)):
         if weight.values != values:
             continue
         for axes in permutations(range(len(weight.shape))):
             order = sorted(axes, key=axes.__getitem__)  # the inverse
-            moved = t.reshape([weight.shape[a] for a in axes]).permute(order)
-            if _digest(moved) == weight.digest:
+            weight_layout = t.reshape([weight.shape[a] for a in axes]).permute(order)
+            if _digest(weight_layout) == weight.digest:
                 return Block(weight, axes, tuple(t.shape))
     return None
 
