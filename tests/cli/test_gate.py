@@ -131,6 +131,22 @@ def test_candidates_name_their_problem_in_a_folder(folder):
     ]  # fmt: skip
 
 
+def test_a_golden_at_fault_is_status_2_with_a_sentence(folder):
+    (folder / "problems").mkdir()
+    (folder / "problems/softmax.py").write_text(PROBLEM)
+    (folder / "problems/writes.py").write_text(PROBLEM.replace("(x, -1)", "(x.float(), -1)"))
+    (folder / "made/right.py").write_text(f'PROBLEM = "softmax"\n{RIGHT}')
+    (folder / "made/writes.py").write_text(f'PROBLEM = "writes"\n{RIGHT}')
+    command = ("--problem", "problems", "--jobs", 1, "--probes", "quick")
+    result = gate("made", *command)
+    sentence = (
+        "Exit status 2: 1 candidate could not be judged, for a reason that is not the candidate's (reference_fault)."
+    )
+    assert result.exit_code == 2 and sentence in words(result.stderr), result.output
+    alone = gate("made/writes.py", *command)
+    assert alone.exit_code == 2 and "The golden is at fault: the golden computes in float32" in words(alone.stderr)
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [
@@ -184,7 +200,7 @@ def test_ctrl_c_keeps_the_verdicts_that_are_there_and_no_process_imports_from_th
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in err
-    assert "Interrupted: 1 candidates have no verdict." in err and "1 of 2 candidates accepted" in out
+    assert "Interrupted: 1 candidate has no verdict." in err and "1 of 2 candidates accepted" in out
     assert not (folder / "imported").exists()
 
 

@@ -8,6 +8,7 @@ from goldsmith.assay import gate
 from goldsmith.assay.gate import candidate_call
 from goldsmith.assay.gate.bad_problem import BadProblem
 from goldsmith.assay.gate.formats.problem_source import load_problem
+from goldsmith.assay.gate.weight_matching import Weight, matched
 
 LINEAR = """
 import torch
@@ -162,3 +163,80 @@ def test_a_file_may_end_its_process_or_ask_for_a_kernel(tmp_path):
 def test_dtypes_can_be_chosen(tmp_path):
     problem = load_problem(written(tmp_path, LINEAR), dtypes=(torch.bfloat16,))
     assert problem.cases[0].build(torch.bfloat16)["linear_weight"].dtype == torch.bfloat16
+
+
+FROZEN = STATISTICS.replace("self.eval()", "self.norm.eval()")
+
+
+@pytest.mark.parametrize("model, training", [(STATISTICS, False), (FROZEN, True)])
+def test_a_norm_that_the_constructor_freezes_stays_frozen(tmp_path, monkeypatch, model, training):
+    monkeypatch.chdir(tmp_path)
+    problem = load_problem(written(tmp_path, model))
+    source = model.replace("class Model(", "class ModelNew(")
+    assert gate.judge(gate.Candidate("right", source), problem, seed=1, probes="quick").ok
+    parts = candidate_call.load(source, construct=problem.construct)
+    values = problem.declared.case("normal").build()
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            parts.candidate(**values)
+        module = parts.candidate.module
+        assert not module.norm.training and module.training == (training and gradients)
+
+
+class Packed(torch.nn.Module):
+    """Weights of `weights`, as authors of kernels store them."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.q = torch.nn.Parameter(weights["q"].t().contiguous())  # the model's own name, transposed
+        self.columns = torch.nn.Parameter(torch.cat([weights["k"].t(), weights["v"].t()], 1))
+        self.register_buffer("rows", torch.cat([weights["k"], weights["tall"]]))
+        self.stacked = torch.nn.Parameter(torch.stack([weights["v"], weights["k"]]))
+        self.biases = torch.nn.Parameter(torch.cat([weights["b"], weights["c"]]).view(1, -1))
+        self.convolution = torch.nn.Parameter(weights["convolution"].permute(2, 3, 1, 0).reshape(-1, 3))
+        self.scalar = torch.nn.Parameter(weights["scalar"].view(()))
+        self.other = torch.nn.Parameter(torch.full((2, 7), 0.5))
+
+
+def drawn_weights(zeros):
+    shapes = {"q": (4, 4), "k": (4, 4), "v": (4, 4), "tall": (6, 4), "convolution": (3, 2, 2, 3), "scalar": (1,)}
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    biases = {name: torch.zeros(4) if zeros else torch.randn(4) for name in ("b", "c")}
+    return {**weights, **biases, "unused": torch.randn(9)}
+
+
+def test_weights_that_a_candidate_repacks_are_repacked_for_each_case():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = drawn_weights(zeros=True), drawn_weights(zeros=False)
+    known = [Weight.of(name, f"case_{name}", t) for name, t in first.items()]
+    repackings, remarks = matched(Packed(first), known)
+    wanted = Packed(second).state_dict()
+    del wanted["other"]
+    assert set(repackings) == set(wanted)
+    for name, t in wanted.items():
+        values = repackings[name].of({f"case_{n}": w for n, w in second.items()})
+        assert torch.equal(values, t) and values.is_contiguous(), name
+    assert "parameter other [2, 7] is not made of the model's weights" in remarks[0]
+    assert "holds the model's unused [9]" in remarks[1]
+
+
+def test_equal_numbers_serve_once():
+    known = [Weight.of("bias", "bias", torch.zeros(4))]
+    module = torch.nn.Module()
+    module.shift = torch.nn.Parameter(torch.zeros(4))
+    module.register_buffer("sums", torch.zeros(4))
+    assert set(matched(module, known)[0]) == {"shift"}
+
+
+def test_a_candidate_whose_parameters_are_repacked_weights_is_accepted(linear):
+    own = "self.linear = nn.Linear(width, 6)"
+    source = NEW.replace(own, "l = nn.Linear(width, 6); self.w = nn.Parameter(l.weight.detach().t().contiguous())")
+    source = source.replace("self.w =", "self.b = nn.Parameter(l.bias.detach()); self.w =")
+    source = source.replace("self.linear(x)", "(x @ self.w + self.b)")
+    assert gate.judge(gate.Candidate("transposed", source), linear, seed=1, probes="quick").status == "accepted"
+    scaled = source.replace(".t().contiguous()", ".t().contiguous() * 2").replace("x @ self.w", "x @ self.w / 2")
+    verdict = gate.judge(gate.Candidate("scaled", scaled), linear, seed=1, probes="quick")
+    assert verdict.status == "wrong"
+    assert "its parameter w [5, 6] is not made of the model's weights" in verdict.evidence[0]
+    assert verdict.evidence[1].endswith("holds the model's linear.weight [6, 5]")

@@ -1,5 +1,7 @@
 """What a source replaces in any module or class is seen after its last call, and what libraries put there is lawful."""
 
+from dataclasses import replace
+
 import pytest
 
 from assay.gate.problems import RIGHT, candidate, problem
@@ -81,6 +83,17 @@ def test_an_autotuned_kernel_runs_with_its_first_configuration_where_there_is_no
 def test_a_package_that_a_call_misses_is_refused_as_at_import():
     verdict = gate.judge(candidate(f"import not_there\n{RETURN}"), problem(), seed=1)
     assert (verdict.status, verdict.reason) == ("refused", "missing_package"), verdict
+
+
+@pytest.mark.parametrize("head, body", [("import helper", RETURN), ("", f"import helper\n{RETURN}")])
+def test_a_module_beside_the_candidate_is_named(tmp_path, head, body):
+    (tmp_path / "helper.py").touch()
+    file = str(tmp_path / "kernel.py")
+    verdict = gate.judge(replace(candidate(body, head=head), path=file), problem(), seed=1, probes="quick")
+    assert (verdict.status, verdict.reason) == ("refused", "missing_package"), verdict
+    assert verdict.evidence == [
+        f"it imports {tmp_path / 'helper.py'}, which lies beside it; a candidate is one file, so move that code into it"
+    ]
 
 
 def test_a_right_candidate_replaces_nothing():

@@ -8,7 +8,6 @@ positional   a function that takes the inputs by position, such as FlashInfer-Be
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from .compiled import sources as compiled_sources
 from .isolation.candidate_side import Parts
 from .isolation.loading import Refusal
 from .source_files import write_below
+from .weight_matching import Weight, matched
 
 KINDS = ("", "function", "module", "destination", "positional")
 MODULE = "candidate_source"  # of a source, whatever the candidate's name: one named scipy must not stand for scipy
@@ -39,15 +39,6 @@ class Output:
     name: str
     axes: tuple[str | int, ...]
     dtype: str
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A weight of a module: its name in the module, its name in the case, and a digest of its shape and values."""
-
-    state: str
-    name: str
-    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,14 @@ def load(
         raise Refusal("no_entry", f"{defined_name} is of type {type(value).__name__}, not a function")
     _check_style(value, defined_name, declared)
     backward, reset = getattr(module, "backward", None), getattr(module, "reset", None)
-    return Parts(_called(value, declared), backward if callable(backward) else None, reset if callable(reset) else None)
+    function = _called(value, declared)
+    remarks = tuple(function.remarks) if isinstance(function, Module) else ()
+    return Parts(
+        function,
+        backward if callable(backward) else None,
+        reset if callable(reset) else None,
+        remarks=remarks,
+    )
 
 
 def _check_style(function: Callable[..., object], name: str, entry: CandidateCall) -> None:
@@ -172,12 +170,6 @@ def _called(value: Callable[..., object], entry: CandidateCall) -> Callable[...,
     if entry.kind == "positional":
         return Positional(value, entry.order)
     return value
-
-
-def digest(t: Tensor) -> str:
-    """Equal for tensors of one shape with equal values."""
-    values = t.detach().to("cpu", torch.float64 if t.is_floating_point() else torch.int64).contiguous()
-    return hashlib.sha256(repr(tuple(t.shape)).encode() + values.numpy().tobytes()).hexdigest()[:16]
 
 
 def _imported(source: str, folder: Path) -> ModuleType:
@@ -234,8 +226,7 @@ class Destination:
 class Module:
     """Calls an `nn.Module` with the weights of the case in place of its own.
 
-    A weight of the case belongs to the weight of the same name, or else to the one with equal values: the problem's
-    model and this one were constructed from the same seed. remarks: a sentence for each weight that belongs to none.
+    remarks: sentences about weights that have no place in it, and about its parameters that are no weights.
     """
 
     def __init__(self, build: Callable[..., Any], entry: CandidateCall) -> None:
@@ -246,25 +237,39 @@ class Module:
         if not isinstance(self.module, torch.nn.Module):
             kind = type(self.module).__name__
             raise Refusal("no_entry", f"it makes a {kind}, expected a torch.nn.Module")
-        self.trained = self.module.training
+        self.modes = TrainingModes(self.module)
         own = self.module.state_dict()
         self.module.load_state_dict({n: t for n, t in entry.state.items() if n in own}, strict=False)
-        self.names, self.remarks = _matched(self.module, entry.weights)
+        self.names = {w.name for w in entry.weights}
+        self.repackings, self.remarks = matched(self.module, entry.weights)
 
     def __call__(self, **values: Any) -> Any:
         inputs = (
             [values[name] for name in self.order]
             if self.order
-            else [v for n, v in values.items() if n not in self.names.values()]
+            else [v for n, v in values.items() if n not in self.names]
         )
-        weights = {own: values[name] for own, name in self.names.items()}
+        weights = {own: repacking.of(values) for own, repacking in self.repackings.items()}
         like = [v for v in (*inputs, *weights.values()) if isinstance(v, Tensor)]
         floating = next((t.dtype for t in like if t.is_floating_point()), None)
         state = placed_state(self.module, like[0].device if like else torch.device("cpu"), floating)
-        training = self.trained and not (self.evaluates and not torch.is_grad_enabled())
-        if self.module.training != training:
-            self.module.train(training)
+        self.modes.set(evaluating=self.evaluates and not torch.is_grad_enabled())
         return torch.func.functional_call(self.module, {**state, **weights}, tuple(inputs))
+
+
+class TrainingModes:
+    """Whether a module and each of its submodules trains, as the constructor left them: a frozen norm stays frozen."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.training = module, [(m, m.training) for m in module.modules()]
+
+    def set(self, *, evaluating: bool) -> None:
+        """All of them evaluate, or all are as they were."""
+        if all(m.training == (training and not evaluating) for m, training in self.training):
+            return
+        self.module.train(self.training[0][1] and not evaluating)  # its own `train` may do more than set modes
+        for m, training in self.training:
+            m.training = training and not evaluating
 
 
 def placed_state(module: torch.nn.Module, device: torch.device, floating: torch.dtype | None) -> dict[str, Tensor]:
@@ -274,23 +279,6 @@ def placed_state(module: torch.nn.Module, device: torch.device, floating: torch.
             name: t.detach().to(device, floating if t.is_floating_point() else None, copy=True)
             for name, t in (*module.named_parameters(), *module.named_buffers())
         }
-
-
-def _matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[str, str], list[str]]:
-    """(own name -> name in the case, remarks)"""
-    own: Mapping[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    names = {w.state: w.name for w in weights if w.state in own}
-    left = [name for name in own if name not in names]
-    remarks = []
-    for weight in (w for w in weights if w.state not in own):
-        same = next((name for name in left if digest(own[name]) == weight.digest), None)
-        if same is None:
-            has = ", ".join(left) or "no other weights"
-            remarks.append(f"the model has no weight {weight.state!r} and none with its values (it has: {has})")
-        else:
-            names[same] = weight.name
-            left.remove(same)
-    return names, remarks
 
 
 DTYPES = {

@@ -6,6 +6,8 @@ returns tensors by value.
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,10 +161,24 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     seen = reasons.of_events(process.seen, problem.files)
     if seen is not None:
         return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
+    if verdict.status in (WRONG, CRASHED):
+        verdict.evidence = [*(str(what[0]) for kind, *what in process.seen if kind == "remark"), *verdict.evidence]
+    if verdict.reason == "missing_package":
+        verdict.evidence = [_file_beside(candidate, verdict.evidence[0]) or verdict.evidence[0]]
     left = [what for kind, *what in process.seen if kind == "left"]
     if verdict.ok and left:
         return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
     return verdict
+
+
+def _file_beside(candidate: Candidate, why: str) -> str:
+    """Which file or folder beside the candidate is the module that Python does not find, in a sentence, or ""."""
+    name = re.search(r"No module named '(\w+)", why)
+    folder = os.path.dirname(candidate.path)
+    beside = [os.path.join(folder, name[1] + end) for end in (".py", "")] if name and candidate.path else []
+    for file in filter(os.path.exists, beside):
+        return f"it imports {file}, which lies beside it; a candidate is one file, so move that code into it"
+    return ""
 
 
 def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent: Spent) -> CandidateProcess:

@@ -97,7 +97,8 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
         raise Failure(failed)
     cannot = [v for v in verdicts if v.status == REFUSED and v.reason in WITHOUT]
     if cannot and len(cannot) == len(verdicts):
-        raise Failure(cannot[0].evidence[0])
+        fault = "The golden is at fault: " if cannot[0].reason == "reference_fault" else ""
+        raise Failure(f"{fault}{cannot[0].evidence[0]}")
     display.show(out, verdicts, every=request.verbose)
     how = [f"{count(len(output.kept), 'verdict')} kept from {json_to}"] if output.kept else []
     how += filter(None, [ways.get("isolation")])
@@ -111,9 +112,17 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     for sentence in [*lost, *([failed] if failed else [])]:
         print_paragraph(sentence)
     if interrupted:
-        again = " The same command judges only these." if output.resumes else ""
-        print_paragraph(f"Interrupted: {len(submissions) - len(verdicts)} candidates have no verdict.{again}")
+        again = " The same command judges only the rest." if output.resumes else ""
+        missing = len(submissions) - len(verdicts)
+        left = f"{count(missing, 'candidate')} {'has' if missing == 1 else 'have'}"
+        print_paragraph(f"Interrupted: {left} no verdict.{again}")
         return INTERRUPTED
+    if cannot:
+        reasons = ", ".join(dict.fromkeys(v.reason for v in cannot))
+        print_paragraph(
+            f"Exit status 2: {count(len(cannot), 'candidate')} could not be judged, for a reason that is not the "
+            f"candidate's ({reasons})."
+        )
     if failed or cannot:
         return 2
     return 0 if all(v.ok for v in verdicts) else 1

@@ -135,7 +135,8 @@ def gate(
 
     A verdict is one of: accepted, wrong, cheating, crashed, timed_out, over_memory, refused.
 
-    Exit status: 0 all accepted, 1 some not, 2 the command could not run, 130 interrupted.
+    Exit status: 0 all accepted, 1 some not, 2 the command could not run, or some could not be judged because of the
+    problem or the judge (the reasons problem, reference_fault and judge), 130 interrupted.
     """
     announce("Loading the judge")
     with exit_on_signals():

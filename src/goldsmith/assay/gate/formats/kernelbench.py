@@ -19,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from ...declare.case import Case, Make
 from ..bad_problem import BadProblem
-from ..candidate_call import SEED, CandidateCall, Weight, digest
+from ..candidate_call import SEED, CandidateCall, TrainingModes
 from ..problem import Problem
+from ..weight_matching import Weight
 from . import smaller_sizes
 
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
@@ -133,20 +134,20 @@ class _Reference:
     @cached_property
     def entry(self) -> CandidateCall:
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        weights = tuple(Weight(s, n, digest(state[s])) for s, n in self.weights.items())
+        weights = tuple(Weight.of(s, n, state[s]) for s, n in self.weights.items())
         return CandidateCall(
             "module", ("ModelNew",), order=self.parameters, args=self.init, weights=weights, evaluates=self.evaluates()
         )
 
     def evaluates(self) -> bool:
         """Whether the model computes the same bits after `.eval()`: a norm of batches, say, does not."""
-        values, training = self._drawn(Make(torch.float32, "cpu", 0), normal=False), self.model.training
+        values, modes = self._drawn(Make(torch.float32, "cpu", 0), normal=False), TrainingModes(self.model)
         results = []
         with torch.no_grad():
-            for mode in (training, False):
-                self.model.train(mode)
+            for evaluating in (False, True):
+                modes.set(evaluating=evaluating)
                 results.append([t for t in _listed_results(self.golden(**values)) if isinstance(t, Tensor)])
-        self.model.train(training)
+        modes.set(evaluating=False)
         return len(results[0]) == len(results[1]) and all(map(torch.equal, *results))
 
     def golden(self, **values: Any) -> Any:

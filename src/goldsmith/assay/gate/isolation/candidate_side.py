@@ -13,12 +13,16 @@ from ...declare.target import wanted_grads
 
 @dataclass(frozen=True)
 class Parts:
-    """The callables of a candidate, and what judges want to know about them."""
+    """The callables of a candidate, and what judges want to know about them.
+
+    remarks: sentences that an author of a wrong candidate wants to read
+    """
 
     candidate: Callable
     backward: Callable | None = None
     reset: Callable[[], object] | None = None
     bindings: dict[tuple[str, tuple[str, ...]], Bound] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

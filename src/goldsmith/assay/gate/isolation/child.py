@@ -93,7 +93,9 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             parts, reply = _made(message, events)
             state = None if parts is None else CandidateState(parts)
             events.state.keep()
-            reply = reply if parts is None else {"loaded": parameters_of(parts), **reply}
+            if parts is not None:
+                reply = {"loaded": parameters_of(parts), **reply}
+                reply["seen"] += [["remark", sentence] for sentence in parts.remarks]
         elif parts is None or state is None:
             reply = {"problem": "no candidate is loaded"}
         elif message["do"] == "state":

@@ -12,6 +12,7 @@ wrong is decided elsewhere.
     ["traced", call]          it asked Python to call it at the lines or calls of others
     ["patched", name]         it replaced a function or an operator of torch, a function of Python or of the judge
     ["left", sentence]        a call left a setting of torch or of the process changed, or a generator with another seed
+    ["remark", sentence]      what its author wants to know where it is wrong, such as a parameter that gets no weight
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ _FACTS = ("outputs", "saved", "grads", "mutates")
 _HERE = ("live_outputs", "live_grads", "error", "overruns", "interpreted", "between")  # not as they are, or not at all
 _TEXTS_OF_EVENTS = {
     "frames": 1, "file": 2, "folder": 1, "import": 1, "process": 1, "thread": 0, "traced": 1, "patched": 1, "left": 1,
+    "remark": 1,
 }  # fmt: skip
 _LONGEST = 300  # characters of a text of an event
 _PHASES = ("forward", "backward")

@@ -1,0 +1,161 @@
+"""Repacking: the weights of a model that a candidate's parameter was made of, and how.
+
+The candidate's process has no weights of the model, only digests of their values: both constructors draw from one seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a module: its name in the module, its name in the case, and what its constructor made of it.
+
+    digest  of its values and shape; values: of its values in ascending order
+    """
+
+    state: str
+    name: str
+    shape: tuple[int, ...] = ()
+    digest: str = ""
+    values: str = ""
+
+    @classmethod
+    def of(cls, state: str, name: str, t: Tensor) -> Weight:
+        t = _comparable(t)
+        return cls(state, name, tuple(t.shape), _digest(t), _digest(t.flatten().sort().values))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A weight with its axes permuted, and then in another shape."""
+
+    weight: Weight
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def of(self, t: Tensor) -> Tensor:
+        if self.shape == self.weight.shape and self.axes == tuple(range(len(self.shape))):
+            return t
+        return t.permute(self.axes).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Repacking:
+    """How a parameter is made of the weights of a case: blocks, concatenated along an axis."""
+
+    blocks: tuple[Block, ...]
+    axis: int
+    contiguous: bool
+
+    def of(self, values: Mapping[str, Tensor]) -> Tensor:
+        parts = [block.of(values[block.weight.name]) for block in self.blocks]
+        if len(parts) > 1:
+            return torch.cat(parts, self.axis)
+        is_copy = parts[0] is not values[self.blocks[0].weight.name]
+        return parts[0].contiguous() if is_copy and self.contiguous else parts[0]
+
+
+def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[str, Repacking], list[str]]:
+    """(parameter or buffer -> how it is made of the weights, remarks about those that are not)
+
+    A weight of the same name comes first, whatever its values. One without a name goes where its values are.
+    """
+    parameters = dict(module.named_parameters())
+    own = {**parameters, **dict(module.named_buffers())}
+    by_name = {w.state: w for w in weights if w.state in own}
+    rest = [w for w in weights if w.state not in by_name]
+    repackings: dict[str, Repacking] = {}
+    others = list[str]()  # parameters that no weights make
+    for name, weight in by_name.items():
+        shape = tuple(own[name].shape)
+        repacking = _repacking(own[name], [weight], [weight])
+        if repacking is None and shape != weight.shape:
+            repacking = _repacking(own[name], rest, weights)
+            others += [] if repacking else [f"{name} {list(shape)}"]
+        whole = Block(weight, tuple(range(len(weight.shape))), weight.shape)
+        repackings[name] = repacking or Repacking((whole,), 0, True)
+        rest = [w for w in rest if w not in {b.weight for b in repackings[name].blocks}]
+    for name in (n for n in own if n not in by_name):
+        repacking = _repacking(own[name], rest, weights)
+        if repacking is not None:
+            repackings[name] = repacking
+            rest = [w for w in rest if w not in {b.weight for b in repacking.blocks}]
+        elif name in parameters:
+            others.append(f"{name} {list(own[name].shape)}")
+    remarks = []
+    if others and weights:
+        remarks.append(
+            f"its parameter {_listed(others)} is not made of the model's weights: it equals none of them, and no "
+            "transpose, reshape or concatenation"
+        )
+    if rest:
+        left = [f"{w.state} {list(w.shape)}" for w in rest]
+        remarks.append(f"none of its parameters and buffers holds the model's {_listed(left)}")
+    return repackings, remarks
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{names[0]} (and {len(names) - 1} more)" if len(names) > 1 else names[0]
+
+
+def _repacking(t: Tensor, rest: Sequence[Weight], weights: Sequence[Weight]) -> Repacking | None:
+    """How the tensor is made of unused weights; of used ones, too, if its values are not all equal."""
+    if not t.numel():
+        return None
+    values = _comparable(t)
+    for axis in range(min(max(t.dim(), 1), 2)):
+        blocks = _blocks(values, axis, rest, weights)
+        if blocks is not None:
+            return Repacking(tuple(blocks), axis, t.is_contiguous())
+    return None
+
+
+def _blocks(t: Tensor, axis: int, rest: Sequence[Weight], weights: Sequence[Weight]) -> list[Block] | None:
+    if t.dim() == 0:
+        block = _block(t, rest, weights)
+        return None if block is None else [block]
+    free, blocks, start = list(rest), list[Block](), 0
+    row = t.numel() // t.shape[axis]
+    sizes = {torch.Size(w.shape).numel() for w in weights}
+    lengths = sorted((size // row for size in sizes if size and size % row == 0), reverse=True)
+    while start < t.shape[axis]:
+        parts = (t.narrow(axis, start, n) for n in lengths if start + n <= t.shape[axis])
+        block = next(filter(None, (_block(part, free, weights) for part in parts)), None)
+        if block is None:
+            return None
+        blocks.append(block)
+        start += block.shape[axis]
+        free = [w for w in free if w != block.weight]
+    return blocks
+
+
+def _block(t: Tensor, rest: Sequence[Weight], weights: Sequence[Weight]) -> Block | None:
+    """The weight with these values. Equal numbers, such as a bias of zeros, do not tell which, so each serves once."""
+    constant = bool((t == t.flatten()[0]).all())
+    values = _digest(t.flatten().sort().values)
+    for weight in (*rest, *(() if constant else weights)):
+        if weight.values != values:
+            continue
+        for axes in permutations(range(len(weight.shape))):
+            order = sorted(axes, key=axes.__getitem__)  # the inverse
+            weight_layout = t.reshape([weight.shape[a] for a in axes]).permute(order)
+            if _digest(weight_layout) == weight.digest:
+                return Block(weight, axes, tuple(t.shape))
+    return None
+
+
+def _comparable(t: Tensor) -> Tensor:
+    return t.detach().to("cpu", torch.float64 if t.is_floating_point() else torch.int64)
+
+
+def _digest(t: Tensor) -> str:
+    """Equal for tensors of one shape with equal values."""
+    return hashlib.sha256(repr(tuple(t.shape)).encode() + t.contiguous().numpy().tobytes()).hexdigest()[:16]
