@@ -142,7 +142,7 @@ def _verdicts(candidates: Iterable[Candidate], problem: Problem, options: GateOp
 def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: int, spent: Spent) -> Verdict:
     facts = source.read(candidate.source) if candidate.language == "python" else SourceFacts(kernel=True)
     if facts.judge:
-        return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {facts.judge[0]}, which belongs to the judge"])
+        return _importing(facts.judge[0])
     process = _process(candidate, problem, options, spent)
 
     def another() -> CandidateProcess:
@@ -159,10 +159,17 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     seen = reasons.of_events(process.seen, problem.files)
     if seen is not None:
         return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
+    imported = reasons.judge_imported(process.seen)
+    if imported:
+        return _importing(imported)
     left = [what for kind, *what in process.seen if kind == "left"]
     if verdict.ok and left:
         return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
     return verdict
+
+
+def _importing(module: str) -> Verdict:
+    return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {module}, which belongs to the judge"])
 
 
 def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent: Spent) -> CandidateProcess:
@@ -207,6 +214,9 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         seen = reasons.of_events(process.seen, problem.files)
         if seen is not None:
             return Verdict(CHEATING, seen[0], evidence=[f"when it was timed, {seen[1]}"])
+        imported = reasons.judge_imported(process.seen)
+        if imported:
+            return _importing(imported)
         return Verdict(ACCEPTED, timing=timing)
     except Impossible as error:
         return Verdict(CHEATING, error.reason, evidence=[str(error)])
