@@ -100,6 +100,45 @@ def test_drawn_tensors_lie_in_their_documented_ranges():
     assert isinstance(m.generator, torch.Generator) and m.dtype == torch.float32 and m.device.type == "cpu"
 
 
+@assay.case(T=[2, 3, 40])
+def indices(make, T):
+    return {
+        "i": make.integers(0, 10**6, T),
+        "rows": make.integers(0, 10**6, 2, T),
+        "one": make.integers(0, 10**6, T, 1),
+    }
+
+
+def _repeats(values):
+    return len(values.unique()) < values.numel()
+
+
+@pytest.mark.parametrize("case", indices, ids=str)
+def test_integers_of_a_repeating_variant_repeat_in_each_row(case):
+    drawn = case.variant(1, repeating=True).build()
+    assert all(map(_repeats, (drawn["i"], *drawn["rows"], drawn["one"])))
+    assert not any(map(_repeats, case.variant(1).build().values()))
+
+
+def test_integers_do_not_repeat_where_the_case_excludes_it():
+    def distinct(i):
+        return not _repeats(i)
+
+    @assay.case(T=3, where=distinct)
+    def drawn_once(make, T):
+        return {"i": make.integers(0, 10**6, T)}
+
+    @assay.case(T=3)
+    def drawn_until_distinct(make, T):
+        i = make.integers(0, 10**6, T)
+        while _repeats(i):
+            i = make.integers(0, 10**6, T)
+        return {"i": i}
+
+    for case in (*drawn_once, *drawn_until_distinct):
+        assert not _repeats(case.variant(1, repeating=True).build()["i"])
+
+
 @pytest.mark.parametrize("parts, total, empty", [(5, 40, 1), (5, 40, 4), (1, 7, 1), (3, 0, 1), (4, 2, 0)])
 def test_offsets_run_from_zero_to_the_total_and_leave_parts_empty(parts, total, empty):
     offsets = make(3).offsets(parts, total, empty)

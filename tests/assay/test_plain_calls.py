@@ -55,6 +55,29 @@ def test_gradients_are_right_in_every_order_and_for_output_gradients_of_every_si
     assert all(f.probe == "calls" for f in report.findings) and (not way or word in str(report)), report
 
 
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        buffer = KEPT.pop(0)
+        KEPT.append(buffer)
+        return torch.mul(g, 2, out=buffer)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("buffers", [2, 4, 7, 40])
+def test_gradients_that_a_caller_keeps_are_not_overwritten(buffers, own):
+    KEPT[:] = [torch.zeros(3, 6) for _ in range(buffers)]
+    backward = {"backward": lambda x, y, grad_y: _Ring.backward(None, grad_y)} if own else {}
+    report = checked((lambda x: x * 2) if own else _Ring.apply, lambda x: x * 2, rows, outputs=("y",), **backward)
+    assert report.ok == (buffers == 40), report  # more than a case needs
+    kinds = {(f.kind, f.tensor) for f in report.findings}
+    assert kinds <= {("overwritten_result", "x.grad")}, report
+
+
 @assay.case(T=[4])
 def squares(make, T):
     return {"a": make.normal(T, T), "b": make.normal(T, T)}

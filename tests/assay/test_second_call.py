@@ -151,3 +151,31 @@ def test_a_call_in_between_does_not_change_the_random_numbers():
     plain = execute(examination.material, RunSettings())
     drawn = execute(examination.material, RunSettings(between=examination.variant(1)))
     assert torch.equal(plain.grads["x.grad"], drawn.grads["x.grad"])
+
+
+class _LastRow(torch.autograd.Function):
+    """Rows of w, whose backward keeps the last of several gradients of a row instead of their sum."""
+
+    @staticmethod
+    def forward(ctx, w, i):
+        ctx.save_for_backward(w, i)
+        return w[i]
+
+    @staticmethod
+    def backward(ctx, g):
+        w, i = ctx.saved_tensors
+        grad = torch.zeros_like(w)
+        grad[i] = g
+        return grad, None
+
+
+@assay.case(T=[3], V=[10**4], D=[2])
+def rows(make, T, V, D):
+    return {"w": make.normal(V, D), "i": make.integers(0, V, T)}
+
+
+def test_other_inputs_hold_an_index_twice():
+    report = assay.check(
+        assay.Target(_LastRow.apply, lambda w, i: w[i], cases=rows), probes=["values", "second_call"], raises=False
+    )
+    assert {f.tensor for f in report.findings} == {"w.grad"}, report

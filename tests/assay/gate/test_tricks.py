@@ -228,10 +228,20 @@ def test_sizes_that_are_no_multiple_of_what_the_declared_ones_have_in_common_are
     assert (verdict.status, verdict.reason) == ("cheating", "shape_branch"), verdict.evidence
 
 
+IMPORTS = [
+    f"judge = importlib.import_module('gold' + 'smith.assay')\ndef candidate(x, w): return {R}",
+    f"judge = importlib.import_module('gold' + 'smith.router')\ndef candidate(x, w): return {R}",
+    f"def candidate(x, w):\n    __import__('gold' + 'smith.assay.checks')\n    return {R}",
+    f"def candidate(x, w):\n    exec('import gold' + 'smith.assay')\n    return {R}",
+]
+
+
 @pytest.mark.parametrize(
     "status, reason, source",
     [
         ("refused", "imports_judge", "import goldsmith.assay.checks\ndef candidate(x, w): return x"),
+        *(("refused", "imports_judge", f"import importlib, torch\n{source}") for source in IMPORTS),
+        ("accepted", "", f"import torch\ndef candidate(x, w):\n    from goldsmith.assay import stage\n    return {R}"),
         (
             "accepted",
             "",

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +40,8 @@ class Make:
     Sizes are given as numbers or as one list: `make.normal(3, 4)`, `make.normal([3, 4])`.
     """
 
+    _repeating = 0  # further calls of `integers` whose numbers repeat
+
     def __init__(self, dtype: torch.dtype, device: str | torch.device, seed: int):
         self.dtype, self.device = dtype, torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
@@ -54,7 +57,11 @@ class Make:
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Random whole numbers in [low, high), for indices and labels; int64 unless `dtype` says otherwise."""
-        return torch.randint(low, high, _shape(shape), generator=self.generator).to(self.device, dtype)
+        drawn = torch.randint(low, high, _shape(shape), generator=self.generator)
+        if self._repeating:
+            self._repeating -= 1
+            drawn = self._repeated(drawn)
+        return drawn.to(self.device, dtype)
 
     def permutation(self, n: int) -> Tensor:
         """The numbers 0 to n-1 in random order, int64."""
@@ -86,6 +93,14 @@ class Make:
         """`value` everywhere, rounded to the dtype."""
         return self._float(torch.full(_shape(shape), value, dtype=torch.float64), dtype)
 
+    def _repeated(self, drawn: Tensor) -> Tensor:
+        """Only the numbers of the first half of the last axis that is longer than 1, each for a random element."""
+        axis = next((i for i in reversed(range(drawn.dim())) if drawn.shape[i] > 1), None)
+        if axis is None:
+            return drawn
+        half = (drawn.shape[axis] + 1) // 2
+        return drawn.gather(axis, torch.randint(0, half, drawn.shape, generator=self.generator))
+
     def __getattr__(self, name: str) -> object:
         raise AttributeError(f"make has no {name!r}; it has: {', '.join(n for n in vars(Make) if n[0] != '_')}")
 
@@ -102,6 +117,7 @@ def _shape(shape: tuple) -> tuple[int, ...]:
 
 
 Draw = Callable[..., Mapping[str, Any]]
+_MOST_REPEATING = 32  # calls of `integers` in one draw, so that a function ends which draws until no number repeats
 LARGE = "large"  # tag of a case that only a GPU runs, and that is drawn there, one tensor after another
 
 
@@ -117,6 +133,7 @@ class Case:
     salt: int = 0
     given: bool = False
     where: Where | None = field(default=None, repr=False, compare=False)
+    repeating: bool = False
 
     def build(
         self,
@@ -129,11 +146,25 @@ class Case:
 
         The seed also fixes what the function draws from torch's, numpy's and Python's own generators.
         """
+        if self.repeating:
+            with suppress(TargetError):
+                drawn = self._drawn(dtype, device, seed, make)
+                if self.admits(drawn):
+                    return drawn
+            return replace(self, repeating=False).build(dtype, device, seed, make)
+        drawn = self._drawn(dtype, device, seed, make)
+        if not self.admits(drawn):
+            raise TargetError(f"case {self.name}: draws inputs that `where` excludes; draw others, or widen `where`")
+        return drawn
+
+    def _drawn(self, dtype: torch.dtype, device: str | torch.device, seed: int, make: type[Make]) -> dict:
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
+        source = make(dtype, device, mixed)
+        source._repeating = _MOST_REPEATING if self.repeating else 0
         try:
             # torch's own generator must not draw the numbers of `make`: two inputs would be equal
             with seeded_generators(zlib.crc32(f"global/{mixed}".encode()), torch.device(device)):
-                drawn = self.draw(make(dtype, device, mixed), **self.sizes)
+                drawn = self.draw(source, **self.sizes)
         except (TargetError, ImportError):
             raise
         except Exception as error:
@@ -144,10 +175,7 @@ class Case:
             raise TargetError(f"case {self.name}: must return a dict of inputs and scalars, got {type(drawn).__name__}")
         for name, value in drawn.items():
             _check_value(self.name, name, value)
-        drawn = self._shuffled(drawn, mixed) if self.given and self.salt else drawn
-        if not self.admits(drawn):
-            raise TargetError(f"case {self.name}: draws inputs that `where` excludes; draw others, or widen `where`")
-        return drawn
+        return self._shuffled(drawn, mixed) if self.given and self.salt else drawn
 
     def admits(self, supply: Mapping[str, object], sizes: Mapping[str, object] | None = None) -> bool:
         """Whether the kernel must take these inputs and scalars, as far as `where` says."""
@@ -161,9 +189,12 @@ class Case:
         tensors = [v for v in self.draw(Make(torch.float32, "cpu", 0)).values() if isinstance(v, Tensor)]
         return tuple(dict.fromkeys(t.dtype for t in tensors if t.is_floating_point()))
 
-    def variant(self, salt: int) -> Case:
-        """The same case with other values: another draw, or the rows of given tensors in another order."""
-        return replace(self, salt=salt)
+    def variant(self, salt: int, *, repeating: bool = False) -> Case:
+        """The same case with other values: another draw, or the rows of given tensors in another order.
+
+        repeating: a row of `make.integers` holds a number twice, unless `where` excludes that.
+        """
+        return replace(self, salt=salt, repeating=repeating)
 
     def _shuffled(self, drawn: dict, seed: int) -> dict:
         generator = torch.Generator().manual_seed(seed)

@@ -7,12 +7,10 @@ off, in inference mode or in another thread, and the backwards differ in what th
 
 from __future__ import annotations
 
-import _thread
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +19,8 @@ from ...core.tracing import TargetError
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..declare.target import Target
 from ..support import memory_errors
-from ..support.output_gradients import add_gradients
+from ..support.output_gradients import add_gradients, gradients_of
+from ..support.threads import in_a_thread, noted_threads, running_threads
 from .interpreted_kernels import interpreted_kernels
 from .memory import overlap
 from .records import (
@@ -44,7 +43,9 @@ _WATCHED = 8  # calls whose results are watched
 LEAST = 5  # calls to make, however long they take
 _BYTES = 16 << 20  # of all results
 _LONG_WATCH = 0.5  # seconds at most, where the candidate left threads running
-_HELD_SECONDS = 0.05  # after which no further graph is opened
+_HELD_SECONDS = 0.05  # after which no further graph is opened, and no further gradient kept
+_KEPT_POWERS = range(-4, 5)  # of two, times the output gradients of the calls whose gradients are kept
+_LEAST_KEPT = 3  # calls whose gradients are kept, however long they take
 _STEP = 0.01  # seconds between two looks
 _THREAD_WATCH = 64  # calls whose results are watched because they started a thread
 
@@ -65,6 +66,7 @@ def plain_calls(material: Material, calls: PlainCalls) -> CandidateRun:
             if calls.open is not None:
                 _open_graphs(materials, calls.open, results)
                 _rewritten_results(material, results)
+                _kept_gradients(material, results)
             if calls.shared:
                 _one_tensor_for_two(material, calls.shared, results)
         except (Exception, SystemExit) as error:
@@ -127,7 +129,7 @@ def _calls(
         threads = running_threads()
         bound = target.bound("candidate", supply)
         under = calls.under[number] if number < len(calls.under) else USUAL
-        with _noted_threads(starts) if number == 0 else nullcontext():
+        with noted_threads(starts) if number == 0 else nullcontext():
             properties = {n: _properties(t) for n, t in placed.items()}
             under = USUAL if under == INFERENCE and (starts or threads) else under
             result = _called(bound, supply, under)
@@ -175,9 +177,7 @@ def _open_graphs(materials: tuple[Material, ...], graphs: OpenGraphs, results: P
         torch.set_rng_state(graph.random_state[0])  # so that a backward may draw its forward's numbers again
         if first.device.type == "cuda":
             torch.cuda.set_rng_state(graph.random_state[1], first.device)
-        result.sent, result.grads = _backward(
-            graph.material, target, graph.supply, graph.placed, graph.named, graph.wanted, power
-        )
+        result.sent, result.grads = graph.backward(power)
 
 
 def _rewritten_results(material: Material, results: PlainResults) -> None:
@@ -192,12 +192,29 @@ def _rewritten_results(material: Material, results: PlainResults) -> None:
             for tensor in graph.named.values():
                 if tensor.requires_grad:
                     tensor.add_(1)
-        sent, grads = _backward(material, target, graph.supply, graph.placed, graph.named, graph.wanted)
+        sent, grads = graph.backward()
     except RuntimeError as error:
         if memory_errors.of_a_gpu(error):
             raise
         return  # as where the backward reads a result that is saved, and has another version now
     results.rewritten = OpenGraph(outputs, grads, sent)
+
+
+def _kept_gradients(material: Material, results: PlainResults) -> None:
+    """Calls with their backwards, whose gradients the caller keeps: adds those that a later backward overwrites."""
+    kept = list[dict[str, Tensor]]()
+    copies = list[dict[str, Tensor]]()
+    until, size = time.monotonic() + _HELD_SECONDS, 0
+    for power in _KEPT_POWERS:
+        if len(kept) >= _LEAST_KEPT and (time.monotonic() > until or size > _BYTES):
+            break
+        graph = _Graph(material)
+        kept.append(graph.own_gradients(power))
+        copies.append({n: g.clone() for n, g in kept[-1].items()})
+        size += sum(g.numel() * g.element_size() for g in kept[-1].values())
+    results.kept = len(kept)
+    changed = (n for now, before in zip(kept, copies, strict=True) for n, g in now.items() if not _same(g, before[n]))
+    results.overwritten = list(dict.fromkeys(changed))
 
 
 class _Graph:
@@ -214,6 +231,24 @@ class _Graph:
         SeededGenerator(material.seed)
         _, self.named = _named(target, self.supply, target.bound("candidate", self.supply)(self.supply))
         self.random_state = _random_state(material)
+
+    def backward(self, power: int = 0) -> tuple[tuple[str, ...], dict[str, Tensor | None]]:
+        """(outputs that got a gradient, copies of the gradients), as `_backward`."""
+        target = self.material.target
+        return _backward(self.material, target, self.supply, self.placed, self.named, self.wanted, power)
+
+    def own_gradients(self, power: int) -> dict[str, Tensor]:
+        """The gradients in the memory in which the candidate returns them, as `torch.autograd.grad` gives them."""
+        target = self.material.target
+        sent = _output_gradients(self.material, self.named, power)
+        if not sent:
+            return {}
+        if target.backward == "auto":
+            results, leaves = [self.named[n] for n in sent], [self.placed[n] for n in self.wanted]
+            grads = dict(zip(self.wanted, gradients_of(results, leaves, list(sent.values())), strict=True))
+        else:
+            grads = _by_its_own_backward(target, self.supply, self.named, sent, self.wanted)
+        return {f"{n}.grad": g.detach() for n, g in grads.items() if g is not None and g.layout == torch.strided}
 
 
 def _random_state(material: Material) -> list[Tensor]:
@@ -276,35 +311,6 @@ def _copies(target: Target, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {_label(target, n): t.detach().clone() for n, t in named.items()}
 
 
-def running_threads() -> int:
-    """Threads of Python, also those that `threading` does not know."""
-    return _thread._count()
-
-
-@contextmanager
-def _noted_threads(starts: list[str]) -> Iterator[None]:
-    """Context in which every start of a thread adds to `starts`."""
-
-    def noting(name: str, start: Callable[..., Any]) -> Callable[..., Any]:
-        def started(*args: object, **kwargs: object) -> Any:
-            starts.append(name)
-            return start(*args, **kwargs)
-
-        return started
-
-    names = ("start_new_thread", "start_joinable_thread")
-    known = [
-        (o, n, vars(o)[n]) for o in (_thread, threading) for n in (*names, *(f"_{n}" for n in names)) if n in vars(o)
-    ]
-    for owner, name, start in known:
-        setattr(owner, name, noting(name, start))
-    try:
-        yield
-    finally:
-        for owner, name, start in known:
-            setattr(owner, name, start)
-
-
 def _called(call: Callable[[Mapping[str, object]], T], supply: Mapping[str, object], under: str) -> T:
     """The result of a call with gradients off, in inference mode, in another thread, or as usual."""
     if under == NO_GRAD:
@@ -313,29 +319,7 @@ def _called(call: Callable[[Mapping[str, object]], T], supply: Mapping[str, obje
     if under == INFERENCE:
         with torch.inference_mode():
             return call(supply)
-    return _in_a_thread(lambda: call(supply)) if under == THREAD else call(supply)
-
-
-def _in_a_thread(call: Callable[[], T]) -> T:
-    """The result of a call in a new thread on the same device; an exception there is raised again here."""
-    done: list[T] = []
-    raised: list[BaseException] = []
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-    def work() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)
-            done.append(call())
-        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-            raised.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-    return done[0]
+    return in_a_thread(lambda: call(supply)) if under == THREAD else call(supply)
 
 
 def _known(results: dict[str, Tensor], before: dict[str, Tensor] | None) -> dict[str, Tensor]:
@@ -363,23 +347,35 @@ def _backward(
     named: Mapping[str, Tensor], wanted: tuple[str, ...], power: int = 0,
 ) -> tuple[tuple[str, ...], dict[str, Tensor | None]]:  # fmt: skip
     """(outputs that got a gradient, gradients); both are empty where no output can get one."""
-    visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
-    if target.backward == "auto":
-        visible = {n: t for n, t in visible.items() if t.requires_grad}
-    if not visible:
+    sent = _output_gradients(material, named, power)
+    if not sent:
         return (), {}
-    sent = {n: material.cotangent(n, t, power) for n, t in visible.items()}
     if target.backward == "auto":
-        add_gradients(list(visible.values()), list(sent.values()))
-        grads = {f"{n}.grad": placed[n].grad for n in wanted}
+        add_gradients([named[n] for n in sent], list(sent.values()))
+        grads = {n: placed[n].grad for n in wanted}
     else:
-        names = {**supply, **named, **{f"grad_{n}": t for n, t in sent.items()}}
-        result = target.bound("backward", names)(names)
-        grads = {f"{n}.grad": g for n, g in name_gradients(result, wanted, "backward").items()}
-    copied = {n: _copy(g) for n, g in grads.items()}
+        grads = _by_its_own_backward(target, supply, named, sent, wanted)
+    copied = {f"{n}.grad": _copy(g) for n, g in grads.items()}
     for name in wanted:
         placed[name].grad = None
     return tuple(sent), copied
+
+
+def _output_gradients(material: Material, named: Mapping[str, Tensor], power: int) -> dict[str, Tensor]:
+    """The gradients to send, of all results that can get one."""
+    target = material.target
+    visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
+    if target.backward == "auto":
+        visible = {n: t for n, t in visible.items() if t.requires_grad}
+    return {n: material.cotangent(n, t, power) for n, t in visible.items()}
+
+
+def _by_its_own_backward(
+    target: Target, supply: Mapping[str, object], named: Mapping[str, Tensor], sent: Mapping[str, Tensor],
+    wanted: tuple[str, ...],
+) -> dict[str, Tensor | None]:  # fmt: skip
+    names = {**supply, **named, **{f"grad_{n}": t for n, t in sent.items()}}
+    return dict(name_gradients(target.bound("backward", names)(names), wanted, "backward"))
 
 
 def _copy(grad: Tensor | None) -> Tensor | None:

@@ -100,6 +100,8 @@ class PlainResults:
     open     of the open graphs, in the order of their forwards
     rewritten  of a graph whose results were written to before its backward; None where torch refuses that
     shared   results for two inputs that are equal tensors, and for one tensor as both
+    kept     further calls whose gradients the caller kept
+    overwritten  those of these gradients that a later backward wrote to
     watched  tensors to look at again later; they stay in the process of the calls
     """
 
@@ -112,12 +114,14 @@ class PlainResults:
     open: list[OpenGraph] = field(default_factory=list)
     rewritten: OpenGraph | None = None
     shared: list[dict[str, Tensor]] = field(default_factory=list)
+    kept: int = 0
+    overwritten: list[str] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
 
     @property
     def calls(self) -> int:
         """How often the candidate was called; open graphs have two more calls."""
-        return len(self.outputs) + len(self.open) + 2 * bool(self.open) + len(self.shared)
+        return len(self.outputs) + len(self.open) + 2 * bool(self.open) + len(self.shared) + self.kept
 
 
 @dataclass(frozen=True)

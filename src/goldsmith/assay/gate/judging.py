@@ -144,7 +144,7 @@ def _verdicts(candidates: Iterable[Candidate], problem: Problem, options: GateOp
 def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: int, spent: Spent) -> Verdict:
     facts = source.read(candidate.source) if candidate.language == "python" else SourceFacts(kernel=True)
     if facts.judge:
-        return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {facts.judge[0]}, which belongs to the judge"])
+        return _importing(facts.judge[0])
     process = _process(candidate, problem, options, spent)
 
     def another() -> CandidateProcess:
@@ -165,6 +165,9 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         verdict.evidence = [*(str(what[0]) for kind, *what in process.seen if kind == "remark"), *verdict.evidence]
     if verdict.reason == "missing_package":
         verdict.evidence = [_file_beside(candidate, verdict.evidence[0]) or verdict.evidence[0]]
+    imported = reasons.judge_imported(process.seen)
+    if imported:
+        return _importing(imported)
     left = [what for kind, *what in process.seen if kind == "left"]
     if verdict.ok and left:
         return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
@@ -179,6 +182,10 @@ def _file_beside(candidate: Candidate, why: str) -> str:
     for file in filter(os.path.exists, beside):
         return f"it imports {file}, which lies beside it; a candidate is one file, so move that code into it"
     return ""
+
+
+def _importing(module: str) -> Verdict:
+    return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {module}, which belongs to the judge"])
 
 
 def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent: Spent) -> CandidateProcess:
@@ -223,6 +230,9 @@ def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         seen = reasons.of_events(process.seen, problem.files)
         if seen is not None:
             return Verdict(CHEATING, seen[0], evidence=[f"when it was timed, {seen[1]}"])
+        imported = reasons.judge_imported(process.seen)
+        if imported:
+            return _importing(imported)
         return Verdict(ACCEPTED, timing=timing)
     except Impossible as error:
         return Verdict(CHEATING, error.reason, evidence=[str(error)])

@@ -144,8 +144,8 @@ class Examination:
         return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
 
     def variant(self, salt: int) -> Material:
-        """Other values of the same sizes, with other output gradients."""
-        return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
+        """Other values of the same sizes, with other output gradients; integers of variant 1 repeat."""
+        return replace(self.draw(self.case.variant(salt, repeating=salt == 1)), seed=self.seed + 7919 * salt)
 
     def execute(
         self, probe: str, label: str, how: RunSettings | None = None, material: Material | None = None, *,

@@ -83,6 +83,9 @@ def run(examination: Examination) -> None:
     for number, name in () if run.plain is None else run.plain.late:
         text = f"{name} of plain call {number + 1} changed after the call had returned"
         examination.find(CERTAIN, NAME, name, text, trick="late_write", kind="late_write")
+    for name in () if run.plain is None else run.plain.overwritten:
+        text = f"{name} that an earlier call returned was overwritten by the backward of a later one"
+        examination.find(CERTAIN, NAME, name, text, kind="overwritten_result")
     if examination.raised(NAME, "plain calls", run) or run.plain is None:
         return
     if run.plain.outputs:

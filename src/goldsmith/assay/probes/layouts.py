@@ -1,6 +1,6 @@
 """The same values in other layouts: transposed, stepped, misaligned, and expanded with stride 0.
 
-For an autograd.Function with several outputs, one more run sends a gradient to the first output alone.
+For an autograd.Function with several outputs, further runs send a gradient to one output alone, each of the first few.
 
 An exception of the candidate counts as a refusal. A target with layouts="contiguous" may refuse inputs, but never
 output gradients, since autograd sends such layouts itself (`y.sum().backward()` sends stride 0).
@@ -21,6 +21,7 @@ from . import decisions, reach, values
 
 NAME = "layouts"
 REFUSALS = (ValueError, TypeError, RuntimeError)
+_ALONE = 8  # outputs at most that get a gradient alone
 
 
 def run(examination: Examination) -> None:
@@ -38,15 +39,15 @@ def run(examination: Examination) -> None:
             _try_layout(examination, layout, names)
     _try_expanded(examination, contiguous_only)
     if examination.first.own_function and len(examination.first.cotangents) > 1:
-        _try_first_output_alone(examination)
+        for name in list(examination.first.cotangents)[:_ALONE]:
+            _try_alone(examination, name)
 
 
-def _try_first_output_alone(examination: Examination) -> None:
-    """Send a gradient to the first of several outputs alone, as `loss.backward()` of (loss, z) does.
+def _try_alone(examination: Examination, name: str) -> None:
+    """Send a gradient to one of several outputs alone, as `loss.backward()` of (loss, z) does.
 
     For the other outputs autograd passes zeros to a Function, or None after `ctx.set_materialize_grads(False)`.
     """
-    name = next(iter(examination.first.cotangents))
     label = f"grad_{name} alone"
     run = examination.execute(NAME, label, RunSettings(only_output=name))
     if not examination.raised(NAME, f"a gradient for {name} alone, none for the other outputs", run):

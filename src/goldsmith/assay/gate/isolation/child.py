@@ -30,7 +30,6 @@ import torch
 
 from ....core.tracing import TargetError
 from ...execute import interpreter, raised
-from ...execute.plain_calls import running_threads
 from ...execute.run import execute_here
 from ...execute.torch_state import hide_interpreter_warnings, neutral_state
 from ...judge.known_functions import KnownFunctions
@@ -40,6 +39,7 @@ from ...support import memory_errors
 from ...support.candidate_state import CandidateState
 from ...support.deadline import WRITE_STACK
 from ...support.printable import text_of
+from ...support.threads import running_threads
 from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send

@@ -6,7 +6,7 @@ wrong is decided elsewhere.
     ["frames", call]          it looked through frames or through all objects
     ["file", path, mode]      it opened a file that is no part of Python or of a package
     ["folder", path]              it listed a folder that is neither its own nor part of Python or of a package
-    ["import", module]        it imported a module of the judge
+    ["import", module]        it imported a module of the judge; the source shows statements that import a loaded one
     ["process", call]         it started a process
     ["thread"]                it started threads, or has some that run
     ["traced", call]          it asked Python to call it at the lines or calls of others
@@ -17,11 +17,14 @@ wrong is decided elsewhere.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +42,8 @@ _TRACES = ("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback")
 _MOST = 50
 _JUDGE = "goldsmith"
 _LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
+_IMPORTLIB = os.path.join("importlib", "__init__.py")
+_STATEMENT = dis.opmap["IMPORT_NAME"]
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
 _METADATA = (".dist-info", ".egg-info")  # of packages anywhere on sys.path, such as their entry points
 _COMPILERS = tuple(
@@ -64,6 +69,10 @@ class EventLog:
         self.functions, self.modules = functions, modules
         self.operators, self.state = KnownOperators(), ProcessState()
         sys.addaudithook(self._hook)
+        _WatchedSpec.log = self
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == _JUDGE and type(getattr(module, "__spec__", None)) is ModuleSpec:
+                module.__spec__.__class__ = _WatchedSpec
 
     @contextmanager
     def listening(self, *, thorough: bool = True, importing: bool = False) -> Iterator[None]:
@@ -106,6 +115,11 @@ class EventLog:
         if count:
             self._note("thread")
 
+    def judge_imported(self, name: str) -> None:
+        """Notes that the candidate imported a module of the judge."""
+        if not name.startswith(_LAWFUL):
+            self._note("import", name)
+
     def report(self) -> list[list[object]]:
         """What was noted since the last report."""
         seen, self.seen = self.seen, []
@@ -134,8 +148,8 @@ class EventLog:
                 self._note("frames", arguments[1])
         elif event == "import":
             name = str(arguments[0])
-            if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
-                self._note("import", name)
+            if name.partition(".")[0] == _JUDGE and (self._called_by_candidate() or self._imported_by_candidate()):
+                self.judge_imported(name)
         elif event in _TRACES and self._called_by_candidate(deep=True):
             self._note("traced", event)
         elif event in _PROCESSES and self._called_by_candidate(deep=True):
@@ -184,13 +198,45 @@ class EventLog:
             frame = frame.f_back
         return False
 
+    def _imported_by_candidate(self) -> bool:
+        """Whether the candidate's file imports by a call or by code in a text, which its source does not show."""
+        frame = self._caller()
+        while frame is not None and _imports_for_others(frame.f_code):
+            frame = frame.f_back
+        if frame is None or not frame.f_code.co_filename.startswith(self.own):
+            return False
+        return frame.f_code.co_code[frame.f_lasti] != _STATEMENT
+
     def _caller(self) -> types.FrameType | None:
-        """The frame that called the hook, without a note about that look at frames."""
+        """The frame that called the hook or the property, without a note about that look at frames."""
         self.inside = True
         try:
             return sys._getframe(3)
         finally:
             self.inside = False
+
+
+class _WatchedSpec(ModuleSpec):
+    """The spec of a loaded module of the judge. Every import reads `_initializing`, and raises no audit event."""
+
+    log: ClassVar[EventLog]
+
+    @property
+    def _initializing(self) -> bool:
+        if self.log.on and not self.log.inside and self.log._imported_by_candidate():
+            self.log.judge_imported(self.name)
+        return bool(vars(self).get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        vars(self)["_initializing"] = value
+
+
+def _imports_for_others(code: types.CodeType) -> bool:
+    """Whether it is code of Python's import, of a text, or of a module of the judge that is being imported."""
+    if code.co_filename.endswith((_IMPORTLIB, ">")):  # "<frozen importlib._bootstrap>", "<string>"
+        return True
+    return code.co_name == "<module>" and f"{os.sep}{_JUDGE}{os.sep}" in code.co_filename
 
 
 def _left_running() -> dict[str, object]:

@@ -16,9 +16,9 @@ import time
 
 import torch
 
-from ...execute.plain_calls import running_threads
 from ...execute.records import PlainResults, Watched
 from ...judge.agreement import same_bits
+from ...support.threads import running_threads
 from .limits import children
 
 LATE = 1.3  # seconds after the last call

@@ -223,6 +223,8 @@ def _plain(data: dict[str, Any]) -> PlainResults:
         open=list(map(_graph, data["open"])),
         rewritten=None if data["rewritten"] is None else _graph(data["rewritten"]),
         shared=[_tensors(outputs) for outputs in data["shared"]],
+        kept=int(data["kept"]),
+        overwritten=_names(data["overwritten"]),
     )
 
 

@@ -52,11 +52,14 @@ def of_events(seen: Sequence[list[object]], files: Sequence[str]) -> tuple[str, 
             return "patched_runtime", f"it replaced {what[0]}"
         if kind == "traced":
             return "patched_runtime", f"it calls {what[0]}, so that its code runs between the lines of others"
-        if kind == "import":
-            return "reads_golden", f"it imports {what[0]}"
         if kind == "file" and what[0] in files:
             return "reads_golden", f"it opens {what[0]}, which describes the problem"
     return None
+
+
+def judge_imported(seen: Sequence[list[object]]) -> str:
+    """The module of the judge that it imported, for which a candidate is refused whatever its results are; or ""."""
+    return next((str(what[0]) for kind, *what in seen if kind == "import"), "")
 
 
 def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | None:
