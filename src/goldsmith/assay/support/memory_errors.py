@@ -34,10 +34,15 @@ def of_a_gpu(error: BaseException | None) -> bool:
     )
 
 
-def out_of_memory_text(error: BaseException) -> str:
-    """How much was asked for and what to do. torch's own text also lists every process on the GPU."""
+def wanted(error: BaseException) -> str:
+    """How much was asked for. torch's own text also lists every process on the GPU."""
     requested = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-    return f"out of memory{f', {requested[1]} more were needed' if requested else ''}; {TO_DO}"
+    return f"out of memory{f', {requested[1]} more were needed' if requested else ''}"
+
+
+def out_of_memory_text(error: BaseException) -> str:
+    """How much was asked for and what to do."""
+    return f"{wanted(error)}; {TO_DO}"
 
 
 def release(device: str | torch.device) -> None:

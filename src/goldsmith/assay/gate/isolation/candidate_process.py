@@ -20,6 +20,7 @@ from ....core.tracing import TargetError
 from ...execute.plain_calls import LEAST
 from ...execute.raised import frame_of_report
 from ...execute.records import CandidateRun, Material, RunSettings
+from ...support import memory_errors
 from ...support.deadline import WRITE_STACK
 from .encoding import Unsendable, receive, send
 from .limits import Limits, Spent, children, resident_bytes, stored_bytes
@@ -276,9 +277,8 @@ class CandidateProcess:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
             if not self.around.boxed:  # other programs may have taken it
-                raise torch.OutOfMemoryError(str(reply["memory"]))
-            wanted, _, _ = str(reply["memory"]).partition(";")
-            self._end(OVER_MEMORY, f"{wanted}; it may use {self.limits.memory_bytes >> 20} MiB")
+                raise torch.OutOfMemoryError(f"{reply['memory']}; {memory_errors.TO_DO}")
+            self._end(OVER_MEMORY, f"{reply['memory']}; it may use {self.limits.memory_bytes >> 20} MiB")
         if "ended" in reply:
             raised, where = str(reply["ended"]), str(reply.get("where", ""))
             text = f"it raised {raised}, which would have ended the program" + (f": {where}" if where else "")
@@ -326,8 +326,8 @@ class CandidateProcess:
     def _died(self, what: str) -> None:
         self.close(_GRACE)
         if os.WIFSIGNALED(status := self.status or 0):
-            known = {s.value: s.name for s in signal.Signals}
-            how = f"by signal {(number := os.WTERMSIG(status))} ({known.get(number, 'unknown')})"
+            number = os.WTERMSIG(status)
+            how = f"by signal {number} ({signal.Signals(number).name if number in list(signal.Signals) else 'unknown'})"
         else:
             how = f"with status {os.WEXITSTATUS(status)}"
         place, line = frame_of_report(self.text), self.last_line

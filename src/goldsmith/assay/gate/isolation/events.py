@@ -233,7 +233,7 @@ class _WatchedSpec(ModuleSpec):
 
 
 def _imports_for_others(code: types.CodeType) -> bool:
-    """Whether it is code of Python's import, of a text, or of a module of the judge that is being imported."""
+    """Whether this is Python's own import, code in a text, or a module of the judge while it is imported."""
     if code.co_filename.endswith((_IMPORTLIB, ">")):  # "<frozen importlib._bootstrap>", "<string>"
         return True
     return code.co_name == "<module>" and f"{os.sep}{_JUDGE}{os.sep}" in code.co_filename

@@ -176,7 +176,7 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
         os.chdir(home)
         environment = {n: os.environ[n] for n in box["environment"] if n in os.environ}
         os.environ.clear()
-        # TRITON_HOME, because Triton asked for the home when torch imported it, in the zygote
+        # Triton read HOME when the zygote imported it, but reads TRITON_HOME whenever it needs its folder
         os.environ.update(environment, HOME=home, TMPDIR=home, XDG_CACHE_HOME=home, PWD=home, TRITON_HOME=home)
         tempfile.tempdir = home  # otherwise its first use writes a file to find out, which would be evidence
     if request["limits"] is not None:
