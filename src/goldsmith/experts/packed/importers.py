@@ -318,24 +318,12 @@ def imported(
 ) -> PackedExperts:
     """Pack experts whose matrices are in codes of `format` already, one at a time; count None: not known before."""
     check_partitions(op, partitions)
-    fmt = FORMATS[format]
     with frozen():
         first = next(experts)
-        shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
-        intermediate, hidden = shapes[0]
-        if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
-            value_text = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
-            raise ShapeError(
-                f"{op}: an expert is {value_text} as [out, in], expected gate [I, H], up [I, H], down [H, I]"
-            )
-        check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
-        scale = first.gate.scales.dtype if first.gate.scales is not None else None
-        for name, matrix in (("up", first.up), ("down", first.down)):
-            if matrix.scales is not None and matrix.scales.dtype != scale:
-                raise TypeError(f"{op}: {name}'s scales are {matrix.scales.dtype}, but gate's {scale}; convert one")
+        layout = layout_of(op, format, group, count or 1, first)
+        hidden, intermediate = layout.hidden_size, layout.intermediate_size
         gate_up_bias, down_bias, interleaved = biases
         kept = check_biases(op, gate_up_bias, down_bias, count, hidden, intermediate, interleaved)
-        layout = Layout(format, count or 1, hidden, intermediate, group, scale, (0, intermediate))
         every = _following(first, experts)
         del first
         nodes = check_nodes(op, partitions, None)
@@ -343,6 +331,25 @@ def imported(
     if count is None:
         check_biases(op, gate_up_bias, down_bias, weights.layout.num_experts, hidden, intermediate, interleaved)
     return PackedExperts._of(*weights)
+
+
+def layout_of(op: str, format: str, group: int | None, count: int, first: Expert) -> Layout:
+    """The layout of `count` experts like `first`, whose matrices are in codes of `format`
+
+    Raises ShapeError, TypeError or ValueError if the three matrices do not belong together.
+    """
+    fmt = FORMATS[format]
+    shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
+    intermediate, hidden = shapes[0]
+    if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
+        value_text = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
+        raise ShapeError(f"{op}: an expert is {value_text} as [out, in], expected gate [I, H], up [I, H], down [H, I]")
+    check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
+    scale = first.gate.scales.dtype if first.gate.scales is not None else None
+    for name, matrix in (("up", first.up), ("down", first.down)):
+        if matrix.scales is not None and matrix.scales.dtype != scale:
+            raise TypeError(f"{op}: {name}'s scales are {matrix.scales.dtype}, but gate's {scale}; convert one")
+    return Layout(format, count, hidden, intermediate, group, scale, (0, intermediate))
 
 
 def _following(first: Expert, experts: Iterator[Expert]) -> Iterator[Expert]:

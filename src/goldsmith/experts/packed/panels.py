@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -92,7 +93,7 @@ def write_matrix(layout: PanelFormat, place: LayoutSlice, panels: Tensor, matrix
         codes = pad(codes, (0, width - codes.shape[1], 0, P * ROWS - codes.shape[0]))
     words = codes.view(torch.int32)
     if fmt.bits == 4:
-        words = _gather(words) | _gather(words >> 4) << 16
+        words = _gathered(words)
     tiles = panels[:, : place.scales_at].view(torch.int32).view(P, T, WORDS, ROWS)
     tiles.copy_(words.view(P, ROWS, T, WORDS).permute(0, 2, 3, 1))
     if matrix.scales is None:
@@ -135,15 +136,23 @@ def _by_panel(values: Tensor, panels: int) -> Tensor:
     return values.view(panels, ROWS, -1).permute(0, 2, 1)
 
 
-def _gather(words: Tensor) -> Tensor:
-    """The even nibbles of each word, packed into its low half"""
-    words = words & 0x0F0F0F0F
-    words = (words | words >> 4) & 0x00FF00FF
-    return (words | words >> 8) & 0x0000FFFF
+def _gathered(words: Tensor) -> Tensor:
+    """The even nibbles of each word in its low half, the odd ones in its high half
+
+    In NumPy, on one thread: threads that share so small an array wait for each other where others use the cores.
+    """
+    numbers = words.cpu().numpy().view(np.uint32)
+    halves = []
+    for part in (numbers & 0x0F0F0F0F, numbers >> 4 & 0x0F0F0F0F):
+        part |= part >> 4
+        part &= 0x00FF00FF
+        part |= part >> 8
+        halves.append(part & 0xFFFF)
+    return torch.from_numpy((halves[0] | halves[1] << 16).view(np.int32))
 
 
 def _spread(words: Tensor) -> Tensor:
-    """The nibbles of each word's low half, moved to even positions: the inverse of `_gather`"""
+    """The nibbles of each word's low half, moved to even positions"""
     words = words & 0x0000FFFF
     words = (words | words << 8) & 0x00FF00FF
     return (words | words << 4) & 0x0F0F0F0F

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ...experts import PackedExperts
 from ...offload.decoding.recording import recorded
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, pickling_error
 from ...offload.store.cache_folder import cached_store
 from ...offload.store.expert_store import ExpertStore
+from ...offload.store.source import Weights
 from ..dispatch import ENGINE, NAME, call_ours, register
 from ..experts_spec import SharedOptions, is_undispatched
 from . import adapters as reading
@@ -26,7 +26,7 @@ from .dense_format import EXACT, check_dense_format
 from .graph_forward import GraphForward
 from .layers import ExpertsLayer
 from .stepping import StepForward
-from .weights import Weights, into_module
+from .weights import into_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int | None, str], None]
 
 
-class LayerSource(Mapping[int, Weights | PackedExperts]):
+class LayerSource(Mapping[int, Weights]):
     """A mapping from layer number to its experts, read on access; `files` are their source, None if it is memory."""
 
     def __init__(
         self,
         layers: list[ExpertsLayer],
-        read: Callable[[ExpertsLayer], Weights | PackedExperts],
+        read: Callable[[ExpertsLayer], Weights],
         files: list[Path] | None = None,
     ) -> None:
         self._layers, self._read, self.files = {layer.index: layer for layer in layers}, read, files
 
-    def __getitem__(self, index: int) -> Weights | PackedExperts:
+    def __getitem__(self, index: int) -> Weights:
         return self._read(self._layers[index])
 
     def __iter__(self) -> Iterator[int]:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from ...core.shapes import check_choice, kind
-from ...experts import PackedExperts
 from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import check_int8, chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
+from ...offload.store.source import Weights
 from ..checkpoint.experts import packed_from
 from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.foreign_errors import explained
@@ -34,7 +34,7 @@ from .dense_format import EXACT as EXACT_DENSE
 from .dense_format import check_dense_format, pack_dense, packers
 from .layers import ExpertsLayer, layers_of
 from .memory_needs import MemoryNeeds, check_memory, memory_needs
-from .weights import Weights, decoded_experts, from_checkpoint, from_module
+from .weights import coded_experts, decoded_experts, from_checkpoint, from_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,11 +128,11 @@ def load(
     stored_format(checkpoint, specs, alike=True)
     warn_decoded(checkpoint, cpu_format, specs)
 
-    def read(layer: ExpertsLayer) -> Weights | PackedExperts:
+    def read(layer: ExpertsLayer) -> Weights:
         coded = checkpoint.experts(layer.path, layer.spec)
-        if coded is not None and isinstance(coded.target, str):
-            return decoded_experts(coded, wanted)
-        if coded is not None or checkpoint.method == "mxfp4":
+        if coded is not None:
+            return decoded_experts(coded, wanted) if isinstance(coded.target, str) else coded_experts(coded)
+        if checkpoint.method == "mxfp4":
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
@@ -212,11 +212,11 @@ def _check_room(cpu_format: str, batch: object, max_length: object, options: Map
             raise ValueError(f"offload: {name}={value}, expected a whole number of at least 1")
 
 
-def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
+def check_exact(weights: Weights, cpu_format: str) -> None:
     """Raises ValueError if the format does not hold these weights exactly."""
     if cpu_format == "auto":
         return
-    if not isinstance(weights, dict):  # the codes of a quantised checkpoint
+    if not isinstance(weights, Mapping):  # the codes of a quantised checkpoint
         allowed: tuple[str, ...] = (weights.format,)
     else:
         first = weights["gate_up"]

@@ -8,19 +8,24 @@ before it is accessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import cast as cast_type
 
 import torch
 from torch import Tensor, nn
 
+from ...experts.packed.importers import layout_of
+from ...experts.packed.packing import check_biases
 from ...offload.store.expert_store import ExpertStore
+from ...offload.store.source import BIASES, CodedExperts
 from ..checkpoint.experts import plain_parts
-from ..checkpoint.formats.layer import CodedLayer
+from ..checkpoint.formats.layer import CodedLayer, code_format, expert_of
 from ..checkpoint.per_expert import Part, PerExpertTensor
 from ..checkpoint.source import WeightSource
 from ..experts_spec import ExpertsSpec
 from .layers import ExpertsLayer
 
+_OP = "offload"
 Weights = dict[str, Part | tuple[Part, Part]]  # by name, in the layout above; gate_up may be a pair
 
 
@@ -53,6 +58,17 @@ def _canonical_weights(parts: Mapping[str, Part], spec: ExpertsSpec, dtype: torc
     weights["gate_up_bias"] = torch.cat((bias, torch.ones_like(bias)), 1)
     weights.setdefault("down_bias", torch.zeros(e, h, dtype=stored))
     return weights
+
+
+def coded_experts(layer: CodedLayer) -> CodedExperts:
+    """The experts of a layer in the checkpoint's own codes, read one by one. Raises ValueError for invalid codes."""
+    if not layer.spec.gated:
+        raise ValueError(f"{layer.where}: has codes of experts without a gate, which goldsmith does not read")
+    target, count = code_format(layer), layer.spec.num_experts
+    layout = layout_of(_OP, target.format, target.group, count, expert_of(layer, 0))
+    kept = check_biases(_OP, *layer.biases(), count, layout.hidden_size, layout.intermediate_size, False)
+    biases = {name: bias for name, bias in zip(BIASES, kept) if bias is not None}
+    return CodedExperts(layout, partial(expert_of, layer), biases)
 
 
 def decoded_experts(layer: CodedLayer, dtype: torch.dtype) -> Weights:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,9 +16,6 @@ from ...experts.packed.formats import Codes
 from ...experts.packed.inputs import Stack, check_finite, zip_experts
 from ...experts.packed.layout import Expert, Layout, read_expert
 from ...experts.packed.quantisation import quantise
-
-Weights: TypeAlias = Mapping[str, Any] | PackedExperts
-Source: TypeAlias = Mapping[int, Weights] | Iterable[tuple[int, Weights]]
 
 KEYS = ("gate_up", "down", "gate_up_bias", "down_bias")
 BIASES = KEYS[2:]
@@ -48,6 +46,31 @@ class CodedExpert:
     biases: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class CodedExperts:
+    """The experts of a layer in codes, each read when it is requested; biases [E, size]."""
+
+    layout: Layout
+    read: Callable[[int], Expert]
+    biases: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_experts(self) -> int:
+        return self.layout.num_experts
+
+    @property
+    def format(self) -> str:
+        return self.layout.format
+
+    def __iter__(self) -> Iterator[CodedExpert]:
+        for e in range(self.num_experts):
+            yield CodedExpert(self.layout, self.read(e), {name: bias[e] for name, bias in self.biases.items()})
+
+
+Weights: TypeAlias = Mapping[str, Any] | PackedExperts | CodedExperts
+Source: TypeAlias = Mapping[int, Weights] | Iterable[tuple[int, Weights]]
+
+
 def layers_of(source: Source, op: str) -> Iterator[tuple[int, Weights]]:
     """(layer, weights) of a mapping or an iterable; refuses a repeated layer."""
     pairs = source.items() if isinstance(source, Mapping) else source
@@ -75,7 +98,9 @@ def layers_of(source: Source, op: str) -> Iterator[tuple[int, Weights]]:
 def experts_of(weights: Weights, op: str) -> Iterator[FloatExpert | CodedExpert]:
     """Every expert of a layer, one at a time. Raises ShapeError, TypeError or ValueError for invalid weights."""
     if isinstance(weights, PackedExperts):
-        yield from _coded(weights)
+        weights = _coded(weights)
+    if isinstance(weights, CodedExperts):
+        yield from weights
         return
     if not isinstance(weights, Mapping):
         raise TypeError(
@@ -127,11 +152,10 @@ def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[s
     return FloatExpert(gate, up, down, bias_of)
 
 
-def _coded(base: PackedExperts) -> Iterator[CodedExpert]:
+def _coded(base: PackedExperts) -> CodedExperts:
     base = base.to("cpu")
-    for e in range(base.num_experts):
-        biases = {name: bias[e] for name in BIASES if (bias := getattr(base, name)) is not None}
-        yield CodedExpert(base.layout, read_expert(base.layout, base.gate_up, base.down, e), biases)
+    biases = {name: bias for name in BIASES if (bias := getattr(base, name)) is not None}
+    return CodedExperts(base.layout, partial(read_expert, base.layout, base.gate_up, base.down), biases)
 
 
 def encode(expert: FloatExpert, layout: Layout, where: str, e: int, *, allow_nonfinite: bool) -> Expert:

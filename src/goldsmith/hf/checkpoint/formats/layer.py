@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -170,6 +170,11 @@ class ExpertMatrices:
         return (self._layer.weights(self._projection, expert) for expert in range(len(self)))
 
 
+def expert_of(layer: CodedLayer, e: int) -> Expert:
+    """The three matrices of one expert in codes."""
+    return Expert(*(layer.codes(name, e) for name in NAMES))
+
+
 def packed_layer(
     layer: CodedLayer, format: str, group_size: int | None, partitions: int, op: str = "goldsmith.hf.convert"
 ) -> PackedExperts:
@@ -185,12 +190,9 @@ def packed_layer(
             raise ValueError(
                 f"{op}: group_size is {group_size}, but the codes of {layer.where} have {own}: leave it out"
             )
-        experts: Iterable[Expert] = (
-            Expert(*(layer.codes(name, e) for name in NAMES)) for e in range(layer.spec.num_experts)
-        )
-        return imported(
-            op, target.format, target.group, layer.spec.num_experts, iter(experts), partitions, None, (*biases, False)
-        )
+        count = layer.spec.num_experts
+        experts = (expert_of(layer, e) for e in range(count))
+        return imported(op, target.format, target.group, count, experts, partitions, None, (*biases, False))
     gate, up, down = (ExpertMatrices(layer, name) for name in NAMES)
     return pack(
         (gate, up),

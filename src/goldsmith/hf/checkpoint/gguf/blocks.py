@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import dequantize
 from torch import Tensor
 
-from ....experts.packed.formats import Codes, nibbles
+from ....experts.packed.formats import Codes
 from ..formats.scheme import CodeFormat
 
 if TYPE_CHECKING:
@@ -79,15 +79,15 @@ def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
     if kind == Type.MXFP4:
         if (blocks[:, 0] == 255).any():
             raise ValueError("a scale is 255, the NaN of E8M0; scales must be finite numbers")
-        packed = nibbles(torch.from_numpy(_halves(blocks[:, 1:])))
-        return Codes(packed.view(rows, -1), torch.from_numpy(blocks[:, 0].copy()).view(rows, -1))
-    numbers, scales = _numbers(kind, blocks)
+        return Codes(_packed(blocks[:, 1:]).view(rows, -1), torch.from_numpy(blocks[:, 0].copy()).view(rows, -1))
+    scales = _scales(kind, blocks)
     if not bool(scales.isfinite().all()):
         raise ValueError("a scale is NaN or infinite; scales must be finite numbers")
-    numbers = numbers.reshape(rows, -1)
     times = own.group // (shared.target.group or own.group)
     scales = scales.reshape(rows, -1).to(shared.scales).repeat_interleave(times, 1)
-    return Codes(nibbles(numbers.view(torch.uint8) & 15) if shared.target.format == "int4" else numbers, scales)
+    if shared.target.format == "int4":  # of Q4_0 alone; its nibbles are the numbers plus 8
+        return Codes(_packed(blocks[:, 2:] ^ np.uint8(0x88)).view(rows, -1), scales)
+    return Codes(_numbers(kind, blocks).reshape(rows, -1), scales)
 
 
 def weights(kind: Type, data: Bytes) -> Tensor:
@@ -101,25 +101,36 @@ def weights(kind: Type, data: Bytes) -> Tensor:
         raise ValueError(f"its type is {kind.name}, which the package gguf cannot decode") from None
 
 
-def _numbers(kind: Type, blocks: Bytes) -> tuple[Tensor, Tensor]:
-    """Whole numbers int8 [blocks, inputs], and their scales [blocks, groups]."""
+def _numbers(kind: Type, blocks: Bytes) -> Tensor:
+    """Whole numbers int8 [blocks, inputs]."""
     if kind == Type.Q4_0:
-        return torch.from_numpy(_halves(blocks[:, 2:]).view(np.int8) - np.int8(8)), _float16(blocks[:, :2])
+        return torch.from_numpy(_halves(blocks[:, 2:]).view(np.int8) - np.int8(8))
     if kind == Type.Q8_0:
-        return torch.from_numpy(blocks[:, 2:].view(np.int8).copy()), _float16(blocks[:, :2])
+        return torch.from_numpy(blocks[:, 2:].view(np.int8).copy())
     ones = blocks.copy()  # with scales of 1 the package's weights are the whole numbers
     if kind == Type.Q6_K:
         ones[:, 192:208], ones[:, 208:210] = 1, _ONE
-        scales = _float16(blocks[:, 208:210]).float() * torch.from_numpy(blocks[:, 192:208].view(np.int8).copy())
     else:
         ones[:, :2] = _ONE
-        scales = _float16(blocks[:, :2])
-    return torch.from_numpy(dequantize(ones, kind).astype(np.int8)), scales
+    return torch.from_numpy(dequantize(ones, kind).astype(np.int8))
+
+
+def _scales(kind: Type, blocks: Bytes) -> Tensor:
+    """The scales [blocks, groups]."""
+    if kind == Type.Q6_K:
+        return _float16(blocks[:, 208:210]).float() * torch.from_numpy(blocks[:, 192:208].view(np.int8).copy())
+    return _float16(blocks[:, :2])
 
 
 def _halves(data: Bytes) -> Bytes:
     """The low nibbles of all bytes, then the high ones."""
     return np.concatenate((data & 15, data >> 4), -1)
+
+
+def _packed(data: Bytes) -> Tensor:
+    """The nibbles of `_halves`, two to a byte, the first one low; in NumPy, on one thread (panels.py says why)."""
+    pairs = _halves(data).view(np.uint16)
+    return torch.from_numpy((pairs | pairs >> 4).astype(np.uint8))
 
 
 def _float16(data: Bytes) -> Tensor:
