@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from goldsmith.cli.terminal import Failure
+from goldsmith.core.processors import worth
 
 from .shapes import Shape
 from .weights import DENSE, EMBEDDING, EXPERTS, HEAD, NORM, PLAIN, Source, names
@@ -23,7 +24,9 @@ KINDS = {"int4": "Q4_0", "int8": "Q8_0", "bf16": "BF16", "fp32": "F32"}
 FILE_TYPES = {"int4": 2, "int8": 7, "bf16": 32, "fp32": 0}
 CONTEXT = 40960  # tokens, the same in every file, so that files can be kept
 BLOCK = 32  # weights of a block of Q4_0 or Q8_0
+AHEAD = 8  # tensors that are made before they are written, at most; each may take gigabytes
 SLICES = 64  # of a tensor that is decoded: few rows at a time stay in the caches
+Place = tuple[str, str, tuple[int, ...]]  # name, kind and sizes of a tensor
 Progress = Callable[[int, int], None]  # bytes so far, all bytes
 
 
@@ -68,8 +71,11 @@ def write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         done = 0
-        for name, kind, sizes in names(shape):
-            blocks = gguf.quants.quantize(source.tensor(name).numpy(), kinds[kind])
+
+        def made(place: Place) -> Any:
+            return gguf.quants.quantize(source.tensor(place[0]).numpy(), kinds[place[1]])
+
+        for (_, _, sizes), blocks in _made_ahead(made, names(shape)):
             if len(blocks) < sizes[0]:  # the others are copies of these experts
                 blocks = blocks[np.arange(sizes[0]) % len(blocks)]
             writer.write_tensor_data(np.ascontiguousarray(blocks))
@@ -77,6 +83,20 @@ def write(
             progress(done, whole)
     finally:
         writer.close()
+
+
+def _made_ahead(make: Callable[[Place], Any], places: Iterable[Place]) -> Iterator[tuple[Place, Any]]:
+    """(place, make(place)) in order, made by a few threads ahead of the reader."""
+    threads = min(worth(), AHEAD)
+    waiting: deque[tuple[Place, Future[Any]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for place in places:
+            waiting.append((place, pool.submit(make, place)))
+            if len(waiting) > threads:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
 
 
 def _add_fields(writer: Any, shape: Shape) -> None:
