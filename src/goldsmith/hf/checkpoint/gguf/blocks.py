@@ -81,7 +81,7 @@ def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
             raise ValueError("a scale is 255, the NaN of E8M0; scales must be finite numbers")
         return Codes(_packed(blocks[:, 1:]).view(rows, -1), torch.from_numpy(blocks[:, 0].copy()).view(rows, -1))
     scales = _scales(kind, blocks)
-    if not bool(scales.isfinite().all()):
+    if not np.isfinite(scales.numpy()).all():
         raise ValueError("a scale is NaN or infinite; scales must be finite numbers")
     times = own.group // (shared.target.group or own.group)
     scales = scales.reshape(rows, -1).to(shared.scales).repeat_interleave(times, 1)
