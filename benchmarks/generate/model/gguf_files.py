@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from goldsmith.cli.terminal import Failure
-from goldsmith.core.processors import worth
+from goldsmith.core.processors import made_ahead, worth
 
 from .shapes import Shape
 from .weights import DENSE, EMBEDDING, EXPERTS, HEAD, NORM, PLAIN, Source, names
@@ -75,7 +75,8 @@ def write(
         def made(place: Place) -> Any:
             return gguf.quants.quantize(source.tensor(place[0]).numpy(), kinds[place[1]])
 
-        for (_, _, sizes), blocks in _made_ahead(made, names(shape)):
+        quantised = made_ahead(made, names(shape), min(worth(), AHEAD))
+        for (_, _, sizes), blocks in zip(names(shape), quantised, strict=True):
             if len(blocks) < sizes[0]:  # the others are copies of these experts
                 blocks = blocks[np.arange(sizes[0]) % len(blocks)]
             writer.write_tensor_data(np.ascontiguousarray(blocks))
@@ -83,20 +84,6 @@ def write(
             progress(done, whole)
     finally:
         writer.close()
-
-
-def _made_ahead(make: Callable[[Place], Any], places: Iterable[Place]) -> Iterator[tuple[Place, Any]]:
-    """(place, make(place)) in order, made by a few threads ahead of the reader."""
-    threads = min(worth(), AHEAD)
-    waiting: deque[tuple[Place, Future[Any]]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for place in places:
-            waiting.append((place, pool.submit(make, place)))
-            if len(waiting) > threads:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
 
 
 def _add_fields(writer: Any, shape: Shape) -> None:

@@ -6,9 +6,14 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 NODES = Path("/sys/devices/system/node")
 # With one of these variables OpenMP binds the calling thread to one place, which says nothing about the process.
 TIES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
@@ -19,6 +24,21 @@ def worth() -> int:
     """How many threads can run at the same time: limited by the allowed processors and by the control group's quota."""
     paid = quota()
     return max(1, min(len(allowed()), math.ceil(paid) if paid else 1024))
+
+
+def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
+    """make(item) in order, made by threads while the caller works on the ones before; `threads` + 1 wait at most."""
+    waiting: deque[Future[Made]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            waiting.append(pool.submit(make, item))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @functools.cache

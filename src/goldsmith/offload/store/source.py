@@ -10,15 +10,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ...core.processors import made_ahead, worth
 from ...core.shapes import ShapeError, kind
 from ...experts import PackedExperts
 from ...experts.packed.formats import Codes
 from ...experts.packed.inputs import Stack, check_finite, zip_experts
 from ...experts.packed.layout import Expert, Layout, read_expert
+from ...experts.packed.memory import frozen
 from ...experts.packed.quantisation import quantise
 
 KEYS = ("gate_up", "down", "gate_up_bias", "down_bias")
 BIASES = KEYS[2:]
+_THREADS = 8  # that read experts
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _HINT = "; convert float64 with .float(), and give codes as a PackedExperts from an importer of goldsmith.experts"
 
@@ -48,7 +51,7 @@ class CodedExpert:
 
 @dataclass(frozen=True)
 class CodedExperts:
-    """The experts of a layer in codes, each read when it is requested; biases [E, size]."""
+    """The experts of a layer in codes, read a few ahead by threads that call `read`; biases [E, size]."""
 
     layout: Layout
     read: Callable[[int], Expert]
@@ -63,8 +66,11 @@ class CodedExperts:
         return self.layout.format
 
     def __iter__(self) -> Iterator[CodedExpert]:
-        for e in range(self.num_experts):
-            yield CodedExpert(self.layout, self.read(e), {name: bias[e] for name, bias in self.biases.items()})
+        return made_ahead(self._expert, range(self.num_experts), min(_THREADS, max(1, worth() // 2)))
+
+    def _expert(self, e: int) -> CodedExpert:
+        with frozen():  # the mode is of a thread
+            return CodedExpert(self.layout, self.read(e), {name: bias[e] for name, bias in self.biases.items()})
 
 
 Weights: TypeAlias = Mapping[str, Any] | PackedExperts | CodedExperts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -63,6 +64,7 @@ class QuantisedLayer:
         self._source, self.spec, self.where = source, spec, f"{source.label}: {path}"
         self.floats: torch.dtype | None = None
         self.label, self._path = "codes", path
+        self._reading = threading.Lock()  # a source keeps what it has converted
         self._names: dict[tuple[str, int], dict[str, str]] = {}
         self._schemes: dict[str, Scheme] = {}
         unknown = []
@@ -132,7 +134,8 @@ class QuantisedLayer:
     def _parts(self, projection: str, expert: int) -> dict[str, Tensor]:
         scheme = self._schemes[projection]
         names = self._names[projection, expert]
-        return {part: self._source.get(names[part]) for part in (*scheme.parts, *scheme.optional) if part in names}
+        with self._reading:
+            return {part: self._source.get(names[part]) for part in (*scheme.parts, *scheme.optional) if part in names}
 
     def _checked(self, projection: str, codes: Codes, target: CodeFormat) -> Codes:
         shape = (codes.codes.shape[0], codes.codes.shape[1] * FORMATS[target.format].per_code)

@@ -84,7 +84,8 @@ def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
     if not np.isfinite(scales.numpy()).all():
         raise ValueError("a scale is NaN or infinite; scales must be finite numbers")
     times = own.group // (shared.target.group or own.group)
-    scales = scales.reshape(rows, -1).to(shared.scales).repeat_interleave(times, 1)
+    scales = scales.reshape(rows, -1).to(shared.scales)
+    scales = scales if times == 1 else scales.repeat_interleave(times, 1)
     if shared.target.format == "int4":  # of Q4_0 alone; its nibbles are the numbers plus 8
         return Codes(_packed(blocks[:, 2:] ^ np.uint8(0x88)).view(rows, -1), scales)
     return Codes(_numbers(kind, blocks).reshape(rows, -1), scales)
