@@ -90,7 +90,7 @@ VERIFY = {
 }
 DIAGNOSE = {
     "What to diagnose": ("target", "backend", "case", "dtype", "device", "interpret", "seed", "replay"),
-    "How long": ("budget", "patch", "propose"),
+    "How long": ("budget", "limit", "patch", "propose"),
     "Output": ("out", "apply", "html", "json"),
 }
 REPLAY = {
@@ -142,13 +142,14 @@ def verify(
         ),
     ] = None,
     limit: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Seconds after which a rank that does not answer, or a call of a kernel of yours, is reported.",
+            help="Seconds after which a rank that does not answer, a call of a kernel of yours, or a step of its file "
+            "(its import, a case, a call of its golden) is reported. Default: 120; for steps of the file 300.",
             min=1.0,
             metavar="X",
         ),
-    ] = 120.0,
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,
 ) -> None:
@@ -163,7 +164,7 @@ def verify(
         from .verify.launcher import serves_rank_0, started_ranks
 
     ranks = started_ranks(ranks)
-    if serves_rank_0(device, limit):
+    if serves_rank_0(device, limit or 120.0):
         raise typer.Exit(0)
     request = VerifyRequest(
         names=tuple(what or ()),
@@ -176,7 +177,8 @@ def verify(
         seed=seed,
         verbose=verbose,
         ranks=ranks,
-        limit=limit,
+        limit=limit or 120.0,
+        step_limit=limit or 300.0,
     )
     raise typer.Exit(run(request, html=html, json_to=json))
 
@@ -208,6 +210,15 @@ def diagnose(
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
     budget: Annotated[float, typer.Option(help="Time limit in seconds.", min=0.1)] = 60.0,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a call of a kernel of yours, or a step of its file (its import, a case, a call "
+            "of its golden) is reported. Default: what --budget leaves; for steps of the file 300.",
+            min=1.0,
+            metavar="X",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Save the smallest failing case and an HTML page in this folder.", metavar="DIR")
@@ -261,6 +272,7 @@ def diagnose(
         patch=patch,
         apply=None if apply is None else str(apply),
         propose=propose,
+        limit=limit,
     )
     raise typer.Exit(run(request, json))
 

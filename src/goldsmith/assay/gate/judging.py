@@ -59,6 +59,8 @@ class GateOptions:
     diagnose  also say what is likely wrong with a wrong one, which takes some seconds
     time      also time accepted ones
     sandbox   of the judges that `Judges` starts: "auto", or "namespaces" (or no judge)
+    problem_seconds  for one step of a problem's own code in these judges: reading it, the inputs of a case, or one call
+                     of its golden
     """
 
     device: str = "cpu"
@@ -69,6 +71,7 @@ class GateOptions:
     threads: int = 0
     time: bool = False
     sandbox: str = "auto"
+    problem_seconds: float = 300.0
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "limits": self.limits.to_json()}
@@ -87,6 +90,9 @@ class GateOptions:
         catalogue.select(self.probes)
         if self.sandbox not in SANDBOXES:
             raise TargetError(f"sandbox: {self.sandbox!r} is unknown; there are: {', '.join(SANDBOXES)}")
+        seconds = self.problem_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise TypeError(f"problem_seconds: expected a positive number, got {seconds!r}")
 
 
 def judge(

@@ -54,6 +54,7 @@ class GateRequest:
     seconds: float = 60.0
     import_seconds: float = 60.0
     total_seconds: float = 300.0
+    problem_seconds: float = 300.0
     memory: float = 4.0
     sandbox: str = "auto"
     verbose: bool = False
@@ -166,8 +167,9 @@ def _options(request: GateRequest, device: str) -> GateOptions:
     )
     seed = secrets.randbits(31) if request.seed is None else request.seed
     return GateOptions(
-        device, limits, seed, request.probes, request.diagnose, time=request.bench, sandbox=request.sandbox
-    )
+        device, limits, seed, request.probes, request.diagnose, time=request.bench, sandbox=request.sandbox,
+        problem_seconds=request.problem_seconds,
+    )  # fmt: skip
 
 
 def _pair(submission: Submission, request: GateRequest, device: str) -> Pair | Verdict:

@@ -35,7 +35,7 @@ class ResumeChoice(StrEnum):
 
 GROUPS = {
     "What to judge": ("candidates", "problem", "sizes", "elements", "workloads", "dtype"),
-    "How": ("device", "jobs", "cluster", "probes", "seed", "diagnose", "bench"),
+    "How": ("device", "jobs", "cluster", "probes", "seed", "diagnose", "bench", "problem_seconds"),
     "What a candidate may use": ("seconds", "import_seconds", "total_seconds", "memory", "sandbox"),
     "Output": ("json", "resume", "html", "verbose"),
 }
@@ -104,6 +104,14 @@ def gate(
         float,
         typer.Option(help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01),
     ] = 300.0,
+    problem_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time limit of one step of the problem's own code, in seconds: reading its file, drawing the inputs "
+            "of a case, or one call of its golden.",
+            min=0.01,
+        ),
+    ] = 300.0,
     memory: Annotated[
         float,
         typer.Option(
@@ -160,6 +168,7 @@ def gate(
         seconds=seconds,
         import_seconds=import_seconds,
         total_seconds=total_seconds,
+        problem_seconds=problem_seconds,
         memory=memory,
         sandbox=sandbox.value,
         verbose=verbose,

@@ -50,17 +50,18 @@ class CandidateEnded(BaseException):
     """The candidate's process can answer no more. No `except Exception` on the way to the judge may swallow this.
 
     how     where the process died by itself: "by signal 11 (SIGSEGV)", "with status 0"; else ""
+    signal  then its number, or 0
     stderr  what it printed last
     raised  what it raised that would have ended the program, or ""; where: at which line
     """
 
     def __init__(
         self, status: str, text: str, reason: str = "", *, how: str = "", stderr: str = "", raised: str = "",
-        where: str = "",
+        where: str = "", signal: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(text)
         self.status, self.text, self.reason = status, text, reason or _REASONS[status]
-        self.how, self.stderr, self.raised, self.where = how, stderr, raised, where
+        self.how, self.stderr, self.raised, self.where, self.signal = how, stderr, raised, where, signal
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ class CandidateProcess:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
             if not self.around.boxed:  # other programs may have taken it
-                raise torch.OutOfMemoryError(f"{reply['memory']}; {memory_errors.TO_DO}")
+                raise memory_errors.ElsewhereOutOfMemory(str(reply["memory"]))
             self._end(OVER_MEMORY, f"{reply['memory']}; it may use {self.limits.memory_bytes >> 20} MiB")
         if "ended" in reply:
             raised, where = str(reply["ended"]), str(reply.get("where", ""))
@@ -310,7 +311,9 @@ class CandidateProcess:
         if self._in_namespaces:
             used += stored_bytes(self._candidate_pid())
         if used > self.limits.memory_bytes:
-            self._end(OVER_MEMORY, f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}")
+            where = self.where()
+            text = f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}"
+            self._end(OVER_MEMORY, f"{text} ({where})" if where else text)
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -325,19 +328,20 @@ class CandidateProcess:
 
     def _died(self, what: str) -> None:
         self.close(_GRACE)
-        if os.WIFSIGNALED(status := self.status or 0):
-            number = os.WTERMSIG(status)
+        status = self.status or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if number:
             how = f"by signal {number} ({signal.Signals(number).name if number in list(signal.Signals) else 'unknown'})"
         else:
             how = f"with status {os.WEXITSTATUS(status)}"
         place, line = frame_of_report(self.text), self.last_line
         text = f"its process ended {how} during {what}" + (f", {place}" if place else "")
         text += f"; its last line: {line!r}" if line else ""
-        raise CandidateEnded(CRASHED, text, how=how, stderr=self.text)
+        raise CandidateEnded(CRASHED, text, how=how, stderr=self.text, signal=number)
 
-    def _end(self, status: str, text: str, reason: str = "", **more: str) -> Any:
+    def _end(self, status: str, text: str, reason: str = "", *, raised: str = "", where: str = "") -> Any:
         self.close()
-        raise CandidateEnded(status, text, reason, stderr=self.text, **more)
+        raise CandidateEnded(status, text, reason, stderr=self.text, raised=raised, where=where)
 
     def where(self) -> str:
         """Where a call stands now, "in f (k.py, line 3)", or "": the process writes its stack when it is asked to."""
