@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ...core.tracing import TargetError
 from .. import probes as catalogue
 from ..checks import examine
 from ..declare.arguments import check_device, check_seed
+from ..declare.binding import parameters
 from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
@@ -32,10 +33,10 @@ from .candidate import LOADER, Candidate
 from .candidate_call import wanted_names
 from .compiled import library_cache
 from .compiled.sources import BUILDER, LANGUAGES
-from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
+from .isolation.candidate_process import CandidateEnded, CandidateProcess
 from .isolation.limits import Limits, Spent
 from .isolation.loading import stand_in
-from .isolation.sandbox import FULL
+from .isolation.sandbox import FULL, Surroundings
 from .isolation.zygote_process import zygote
 from .problem import Problem
 from .timing.impossibility import Impossible
@@ -153,11 +154,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         return _importing(facts.judge[0])
     process = _process(candidate, problem, options, spent)
 
-    def another() -> CandidateProcess:
-        return _process(candidate, problem, options, spent)
-
     try:
-        verdict = _examined(problem, options, seed, process, facts, another)
+        verdict = _examined(problem, options, seed, process, facts)
     except CandidateEnded as ended:
         verdict = Verdict(ended.status, ended.reason, evidence=[ended.text])
     except TargetError as error:
@@ -168,7 +166,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if seen is not None:
         return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
     if verdict.status in (WRONG, CRASHED):
-        verdict.evidence = [*(str(what[0]) for kind, *what in process.seen if kind == "remark"), *verdict.evidence]
+        remarks = [str(what[0]) for kind, *what in process.seen if kind == "remark"]
+        verdict.evidence = [*remarks, *_lacks_parameters(process, problem), *verdict.evidence]
     if verdict.reason == "missing_package":
         verdict.evidence = [_file_beside(candidate, verdict.evidence[0]) or verdict.evidence[0]]
     imported = reasons.judge_imported(process.seen)
@@ -178,6 +177,14 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if verdict.ok and left:
         return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
     return verdict
+
+
+def _lacks_parameters(process: CandidateProcess, problem: Problem) -> list[str]:
+    """A sentence if the candidate takes nothing, though the golden does."""
+    wanted = parameters(problem.golden)
+    if process.parameters.get("candidate") != [] or not wanted:
+        return []
+    return [f"it has no parameters; the golden has {', '.join(wanted)}"]
 
 
 def _file_beside(candidate: Candidate, why: str) -> str:
@@ -265,9 +272,8 @@ def _explained(candidate: Candidate, problem: Problem, options: GateOptions, see
 
 
 def _examined(
-    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts,
-    another: Callable[[], CandidateProcess],
-) -> Verdict:  # fmt: skip
+    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts
+) -> Verdict:
     """The verdict of the assay: on the declared cases, then on sizes and scalars that the problem does not declare."""
     whole = _target(problem, process)
     target = _judged_target(whole, problem, options, seed)
@@ -281,7 +287,7 @@ def _examined(
         with remembering(problem.known):
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
         if not beyond or report.verdict == FAIL and not _refuses(failing):
-            verdict = _verdict(report, failing, facts, process, another, beyond)
+            verdict = _verdict(report, failing, facts, process, beyond)
             if not verdict.ok:
                 return verdict
         other = result_dtypes.evidence(target, cases, report, process, options.device, seed)
@@ -312,9 +318,8 @@ def _folders(problem: Problem) -> tuple[str, ...]:
 
 
 def _verdict(
-    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess,
-    another: Callable[[], CandidateProcess], beyond: str = "",
-) -> Verdict:  # fmt: skip
+    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess, beyond: str = ""
+) -> Verdict:
     """The verdict that a report amounts to; `beyond`: what its cases have that is not declared."""
     if report.verdict == REFERENCE_FAULT:
         texts = [f.text for f in report.findings if f.probe == "golden"]
@@ -331,7 +336,7 @@ def _verdict(
     if not beyond:
         trick = reasons.trick_of(findings, known)
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
-            trick = _shown_by_repetition(examination, findings, process, another) or trick
+            trick = _shown_by_repetition(examination, findings, process) or trick
     elif beyond == "sizes":
         trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
     else:
@@ -353,12 +358,11 @@ def _verdict(
 
 
 def _shown_by_repetition(
-    examination: Examination, findings: Sequence[Finding], process: CandidateProcess,
-    another: Callable[[], CandidateProcess],
-) -> tuple[str, str] | None:  # fmt: skip
+    examination: Examination, findings: Sequence[Finding], process: CandidateProcess
+) -> tuple[str, str] | None:
     """The trick that repeated calls show; None also where one of them ends its process, because the verdict stands."""
     try:
-        return repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(process, another)
+        return repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(process)
     except CandidateEnded:
         return None
 

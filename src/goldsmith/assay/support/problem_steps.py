@@ -17,14 +17,16 @@ def step(words: str) -> Iterator[None]:
     """Context of a step; words: "a call of its golden"."""
     outermost = not _open
     _open.append(words)
-    _tell(words if outermost else None)
     try:
+        if outermost:
+            _tell(words)
         yield
     finally:
         _open.pop()
-        _tell("" if outermost else None)
+        if outermost:
+            _tell("")
 
 
-def _tell(words: str | None) -> None:
-    for listener in LISTENERS if words is not None else ():
+def _tell(words: str) -> None:
+    for listener in LISTENERS:
         listener(words)

@@ -177,13 +177,13 @@ def _died(request: DiagnoseRequest, died: Died, progress: _RunProgress, seconds:
     last = progress.last
     if died.overdue:
         return {"problem": overdue_sentence(request.name or "the target", died.overdue)}
-    if last and died.timed_out:
+    if last and died.ended == "timed_out":
         text = f"run {last['run']!r} of probe {last['probe']} was ended {died.how} (case {last['case']})"
         return _never_ended(request, last, text, progress.findings, seconds, "--limit")
     if last and progress.stopped:
         text = deadlines.timeout_sentence({**last, "seconds": progress.deadline.seconds}, died.frame)
         return _never_ended(request, last, text, progress.findings, seconds, "--budget")
-    how = f"the process ended {died.how}" + (f", {died.frame}" if died.frame else "")
+    how = f"the process {'was ended' if died.ended else 'ended'} {died.how}" + (f", {died.frame}" if died.frame else "")
     if not last and progress.stopped:
         where = f", {died.frame}" if died.frame else ""
         seconds = progress.deadline.seconds
@@ -203,7 +203,9 @@ def _advice(request: DiagnoseRequest, died: Died) -> str:
     """What to do about a process that ended, as far as the way it ended says."""
     from ..placement import device_of
 
-    if died.exhausted:
+    if died.ended in ("crashed", "cheating"):
+        return "look for what writes to a file descriptor that the kernel has not opened"
+    if died.ended == "over_memory":
         return "look for what fills the memory; if the case needs that much, run a smaller one (--case)"
     if died.signal == signal.SIGKILL:
         return "look at the memory that it takes: the system kills a process for that, or somebody else did"

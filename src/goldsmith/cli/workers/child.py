@@ -17,7 +17,7 @@ from typing import Any
 
 from ...assay.execute import hooks
 from ...assay.gate.isolation import candidate_process, zygote_process
-from ...assay.gate.isolation.candidate_process import OVER_MEMORY, TIMED_OUT, CandidateEnded
+from ...assay.gate.isolation.candidate_process import CandidateEnded
 from ...assay.gate.isolation.protocol import Closed, Connection
 from ...assay.support import problem_steps
 from ...assay.support.deadline import WRITE_STACK
@@ -77,8 +77,7 @@ def _candidate_ended(ended: CandidateEnded) -> WorkerReply:
             "how": ended.how or f"because {ended.text}",
             "stderr": ended.stderr if ended.how else "",
             "signal": ended.signal,
-            "timed_out": ended.status == TIMED_OUT,
-            "exhausted": ended.status == OVER_MEMORY,
+            "ended": "" if ended.how else ended.status,
         }
     }
 

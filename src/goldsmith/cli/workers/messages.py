@@ -158,8 +158,7 @@ class DeathFacts(TypedDict):
     how: str
     stderr: str
     signal: int
-    timed_out: bool
-    exhausted: bool
+    ended: str
 
 
 class WorkerReply(ListReply, CheckReply, DiagnosisReply, total=False):

@@ -43,15 +43,14 @@ class Died:
 
     overdue    a sentence, where it was ended because a step of the user's own code beside the judge took too long
     signal     its number, or 0
-    timed_out  whether it was ended because a call of the candidate took too long; exhausted: because of its memory
+    ended      why the candidate's process was ended, as `CandidateEnded.status`; "" where it ended by itself
     """
 
     how: str
     stderr: str
     overdue: str = ""
     signal: int = 0
-    timed_out: bool = False
-    exhausted: bool = False
+    ended: str = ""
 
     @property
     def frame(self) -> str:
