@@ -183,6 +183,22 @@ def test_a_file_that_does_not_end_beside_the_judge_is_a_sentence_and_status_2(
     assert "If it is only slow, give a larger --limit." in output
 
 
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["verify", "own.py", "--limit", "inf"], "Invalid value for '--limit'"),
+        (["diagnose", "own.py", "--budget", "inf"], "Invalid value for '--budget'"),
+        (["verify", "own.py", "--html", "a", "--json", "./a"], "two outputs would be written to a"),
+        (["diagnose", "own.py", "--html", "a", "--json", "a"], "two outputs would be written to a"),
+    ],
+)
+def test_what_no_run_can_mean_is_said_before_it(arguments, text, monkeypatch, tmp_path):
+    own_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and text in " ".join(result.output.split()), result.output
+
+
 def test_diagnose_has_the_limit_of_verify(monkeypatch, tmp_path):
     own_file(tmp_path, call=LOOP)
     monkeypatch.chdir(tmp_path)

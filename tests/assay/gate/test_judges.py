@@ -67,6 +67,12 @@ def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(
     assert len({v.seed for v in verdicts}) == 1 and later.seed != verdicts[0].seed
 
 
+def test_no_limit_on_the_problem_is_no_error(file):
+    with Judges(1, replace(OPTIONS, problem_seconds=float("inf"))) as judges:
+        (verdict,) = judges.in_order([(ProblemSource(str(file)), gate.Candidate("right", RIGHT))])
+    assert verdict.ok
+
+
 def test_a_problem_that_does_not_end_is_no_verdict_about_a_candidate_and_is_tried_once(tmp_path):
     endless = tmp_path / "endless.py"
     endless.write_text(SOURCE.replace("    return torch", "    while True: pass\n    return torch"))

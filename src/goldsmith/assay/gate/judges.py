@@ -27,6 +27,7 @@ from .judging import GateOptions
 from .verdict import REFUSED, Verdict
 
 TRIES = 2  # of a candidate whose judge died
+_LONGEST_WAIT = 3600.0  # seconds, because Python refuses to wait for ever by a number
 _KEPT = 64 << 10  # bytes of stderr to read
 _PATIENCE = 0.5  # seconds in which a judge can say where it stands
 _PATIENCE = 0.5  # seconds in which a judge can say where it stands
@@ -110,7 +111,8 @@ class Judges:
         while True:
             began = [p.step[1] for p in self.processes if p.step is not None and not p.overdue]
             try:
-                return self.inbox.get(timeout=max(0.01, min(began) + limit - time.monotonic()) if began else None)
+                until = min(began) + limit - time.monotonic() if began else _LONGEST_WAIT
+                return self.inbox.get(timeout=max(0.01, min(until, _LONGEST_WAIT)))
             except queue.Empty:
                 for process in self.processes:
                     process.end_overdue_step(limit)

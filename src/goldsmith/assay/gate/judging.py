@@ -338,7 +338,8 @@ def _verdict(
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
             trick = _shown_by_repetition(examination, findings, process) or trick
     elif beyond == "sizes":
-        trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
+        text = f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
+        trick = next(((f.trick, f.text) for f in findings if f.trick == "cached_result"), ("shape_branch", text))
     else:
         text = f"right for the declared scalars, wrong for {findings[0].case}: {findings[0].text}"
         return Verdict(WRONG, beyond, case=findings[0].case, evidence=[text, *texts], finding=findings[0])

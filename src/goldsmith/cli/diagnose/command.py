@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
-from ..output_files import check_file, check_folder, write_json_file, write_or_explain
+from ..output_files import check_files, check_folder, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
@@ -64,8 +64,8 @@ class DiagnoseRequest:
 
 def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     """Run the command and return its exit status."""
-    for path in (request.html, request.apply, json_to if json_to != "-" else None):
-        check_file(None if path is None else Path(path))
+    outputs = request.html, request.apply, json_to if json_to != "-" else None
+    check_files(*(None if path is None else Path(path) for path in outputs))
     if request.out is not None:
         check_folder(Path(request.out))
     if request.do == "diagnose" and request.bundle is not None:

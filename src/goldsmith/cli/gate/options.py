@@ -12,6 +12,8 @@ from ..help_text import grouped, joined
 from ..signals import exit_on_signals
 from ..terminal import announce, in_a_paragraph
 
+LONGEST = 1e7  # seconds
+
 
 class SandboxChoice(StrEnum):
     auto = "auto"
@@ -96,13 +98,15 @@ def gate(
     ] = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Diagnose the candidates that fail.")] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Time what is accepted, and verify the timed calls.")] = False,
-    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", min=0.01)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", min=0.01, max=LONGEST)] = 60.0,
     import_seconds: Annotated[
-        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01)
+        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01, max=LONGEST)
     ] = 60.0,
     total_seconds: Annotated[
         float,
-        typer.Option(help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01),
+        typer.Option(
+            help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01, max=LONGEST
+        ),
     ] = 300.0,
     problem_seconds: Annotated[
         float,
@@ -110,12 +114,15 @@ def gate(
             help="Time limit of one step of the problem's own code, in seconds: reading its file, drawing the inputs "
             "of a case, or one call of its golden.",
             min=0.01,
+            max=LONGEST,
         ),
     ] = 300.0,
     memory: Annotated[
         float,
         typer.Option(
-            help="Memory limit of a candidate, in GiB, on top of what its process has at the start.", min=0.001
+            help="Memory limit of a candidate, in GiB, on top of what its process has at the start.",
+            min=0.001,
+            max=1e6,
         ),
     ] = 4.0,
     sandbox: Annotated[

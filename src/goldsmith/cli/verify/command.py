@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ... import __version__
-from ..output_files import check_file, write_json_file, write_or_explain
+from ..output_files import check_files, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED_EARLY,
@@ -46,8 +46,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     """Run the command and return its exit status."""
     err = console(stderr=True)
     out = err if json_to == "-" else console()
-    for path in (html, Path(json_to) if json_to not in (None, "-") else None):
-        check_file(path)
+    check_files(html, Path(json_to) if json_to not in (None, "-") else None)
     outcome = verify(request, err)
     entries = outcome.entries
     remarks = [*outcome.remarks, *display.left_out(outcome.checks), *display.remarks(entries)]
