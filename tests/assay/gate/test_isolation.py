@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from assay.gate.problems import RIGHT, candidate, problem
+from assay.gate.problems import RIGHT, candidate, problem, rows
+from goldsmith import assay
 from goldsmith.assay import gate
 from goldsmith.assay.gate.isolation import candidate_process
 from goldsmith.assay.gate.isolation.limits import resident_bytes
 from goldsmith.assay.gate.isolation.sandbox import FULL, linked_folders
 from goldsmith.assay.gate.isolation.zygote_process import zygote
 from goldsmith.assay.gate.tricks import late_writes
+from goldsmith.core.tracing import TargetError
 
 LIMITS = gate.Limits(seconds=4, import_seconds=20, memory_bytes=1 << 30, output_bytes=1 << 16)
 SWALLOWING = """
@@ -230,3 +232,21 @@ def test_a_candidate_without_parameters_is_told_so():
     verdict = judged(gate.Candidate("none", "def candidate():\n    return 1.0\n"))
     assert verdict.status == "wrong" and verdict.evidence[0] == "it has no parameters; the golden has x, w"
     assert "the candidate's [] (one number)" in verdict.evidence[1]
+
+
+@pytest.mark.parametrize("more", [{"memory_bytes": 2.5e9}, {"memory_bytes": 1 << 70}, {"files": 10.5}])
+def test_limits_that_the_system_cannot_hold_are_wrong_arguments(more):
+    """Not a candidate that crashed."""
+    with pytest.raises(ValueError, match=f"{next(iter(more))}: expected a whole number of at most"):
+        gate.Limits(**more)
+
+
+def test_a_golden_or_a_case_that_exits_is_a_fault_of_the_problem():
+    def leaves(x, w):
+        sys.exit(3)
+
+    verdict = gate.judge(gate.Candidate("right", RIGHT), gate.Problem(leaves, rows))
+    assert (verdict.status, verdict.reason) == ("refused", "reference_fault")
+    assert "it raised SystemExit(3)" in verdict.evidence[0]
+    with pytest.raises(TargetError, match="could not be drawn: SystemExit: 4"):
+        gate.Problem(leaves, assay.case(T=[3])(lambda make, T: sys.exit(4)))

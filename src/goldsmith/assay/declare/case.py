@@ -171,7 +171,7 @@ class Case:
                 drawn = self.draw(source, **self.sizes)
         except (TargetError, ImportError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if memory_errors.out_of_memory(error):
                 raise
             raise TargetError(f"case {self.name}: could not be drawn: {type(error).__name__}: {error}") from error

@@ -355,6 +355,9 @@ def _own_name(candidate: object) -> str:
 def _as_step(call: Callable, words: str) -> Callable:
     def called(*args: object, **kwargs: object) -> object:
         with step(words):
-            return call(*args, **kwargs)
+            try:
+                return call(*args, **kwargs)
+            except SystemExit as error:  # it would end the judge, not only the golden
+                raise RuntimeError(f"it raised SystemExit({error})") from error
 
     return called
