@@ -94,6 +94,10 @@ TRICKS = [
     ("cached_result", f"return {R} if next(count) < 3 else w * x"),
     ("cached_result", MEMO.format(key="x.shape, str(x[-1]), str(w)")),
     ("cached_result", MEMO.format(key="x.shape, str(x[:, -1]), str(w)")),
+    (
+        "cached_result",
+        MEMO.replace("torch.is_grad", "not torch.is_inference_mode").format(key="x.shape, str(x[-1]), str(w)"),
+    ),
     ("reads_golden", "return x * (2 + len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0]))))"),
     ("patched_runtime", f"{MODE}\nreturn {R}"),
     ("patched_runtime", f"{OPERATOR}\nreturn {R}"),

@@ -74,7 +74,8 @@ def run(examination: Examination) -> None:
     schedule += draws_once[2:]
     under += [USUAL] * len(draws_once[2:])
     near = _near(examination, others[0], order) if doubtful and size < _LARGE and others else ()
-    for way, number in itertools.product((NO_GRAD, USUAL), range(len(materials), len(materials) + len(near))):
+    numbers = range(len(materials), len(materials) + len(near))
+    for way, number in itertools.product((NO_GRAD, INFERENCE, USUAL), numbers):
         schedule += [0, number]
         under += [way, way]
     schedule += [order.randrange(len(materials)) for _ in range(CALLS - len(schedule))]
