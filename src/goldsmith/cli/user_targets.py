@@ -15,8 +15,8 @@ from types import ModuleType
 
 import torch
 
+from ..assay.declare.problem_steps import step
 from ..assay.declare.target import Target
-from ..assay.support.problem_steps import step
 from ..assay.support.random_state import seeded_generators
 from ..core.tracing import TargetError
 

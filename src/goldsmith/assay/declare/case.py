@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ...core.tracing import TargetError, TargetTypeError
 from ..support import memory_errors
-from ..support.problem_steps import step
 from ..support.random_state import seeded_generators
 from .domain import Where, admits, of_sizes_alone
+from .problem_steps import step
 
 
 class Make:

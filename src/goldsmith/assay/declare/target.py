@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError, TargetTypeError
-from ..support.problem_steps import step
 from .binding import Bound, bind, inputs_and_scalars, parameters
 from .case import Case, as_cases
 from .cpp_source import CppSource
 from .decisions import Decision, Given, Sign, TopK
 from .explained_arguments import explained_arguments
+from .problem_steps import step
 from .returned_values import own_names
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}

@@ -31,7 +31,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
     requests, replies = _private_pipes()
-    from ..support import problem_steps
+    from ..declare import problem_steps
     from ..support.deadline import WRITE_STACK
     from .isolation.sandbox import FULL
     from .isolation.zygote_process import zygote
@@ -74,7 +74,7 @@ class CandidateJudge:
         return verdict.to_json()
 
     def _problem(self, data: Mapping[str, object]) -> Any:
-        from ..support.problem_steps import step
+        from ..declare.problem_steps import step
         from .formats.problem_source import ProblemSource
 
         key = json.dumps(data, sort_keys=True)

@@ -15,11 +15,11 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from ...assay.declare import problem_steps
 from ...assay.execute import hooks
 from ...assay.gate.isolation import candidate_process, zygote_process
 from ...assay.gate.isolation.candidate_process import CandidateEnded
 from ...assay.gate.isolation.protocol import Closed, Connection
-from ...assay.support import problem_steps
 from ...assay.support.deadline import WRITE_STACK
 from ..verify.worker_tasks import VerifyTasks
 from .messages import ProgressMessage, WorkerReply, WorkerRequest
