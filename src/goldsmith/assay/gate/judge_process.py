@@ -6,13 +6,15 @@ One JSON object a line, on the pipes that were its stdin and stdout. Requests:
 
     {"number": 3, "problem": {"where": ..., "options": {...}}, "candidate": {...}, "options": {...}}
 
-Replies: {"ready": true, "isolation": "..."} once; {"number": 3, "verdict": {...}} to each request. What a problem
-prints goes to stderr.
+Replies: {"ready": true, "isolation": "..."} once; {"number": 3, "verdict": {...}} to each request. Before and after
+each step of a problem's own code: {"step": "a call of its golden"} and {"step": ""}. What a problem prints goes to
+stderr, and so does the stack when the parent asks for it with a signal.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -29,12 +31,16 @@ def main() -> None:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
     requests, replies = _private_pipes()
+    from ..declare import problem_steps
+    from ..support.deadline import WRITE_STACK
     from .isolation.sandbox import FULL
     from .isolation.zygote_process import zygote
     from .judging import isolation
 
     if sys.argv[1] == "namespaces" and zygote().isolation != FULL:
         raise SystemExit(isolation())
+    faulthandler.register(WRITE_STACK, all_threads=False)
+    problem_steps.LISTENERS.append(lambda words: _say(replies, {"step": words}))
     _say(replies, {"ready": True, "isolation": isolation()})
     judge = CandidateJudge()
     for line in requests:
@@ -68,13 +74,15 @@ class CandidateJudge:
         return verdict.to_json()
 
     def _problem(self, data: Mapping[str, object]) -> Any:
+        from ..declare.problem_steps import step
         from .formats.problem_source import ProblemSource
 
         key = json.dumps(data, sort_keys=True)
         if key not in self.problems:
             while len(self.problems) >= PROBLEMS_KEPT:
                 self.problems.pop(next(iter(self.problems)))
-            self.problems[key] = ProblemSource.from_json(data).load()
+            with step("reading it"):
+                self.problems[key] = ProblemSource.from_json(data).load()
         return self.problems[key]
 
 
