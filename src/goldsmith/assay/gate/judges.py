@@ -30,7 +30,6 @@ TRIES = 2  # of a candidate whose judge died
 _LONGEST_WAIT = 3600.0  # seconds, because Python refuses to wait for ever by a number
 _KEPT = 64 << 10  # bytes of stderr to read
 _PATIENCE = 0.5  # seconds in which a judge can say where it stands
-_PATIENCE = 0.5  # seconds in which a judge can say where it stands
 
 
 class NoJudge(RuntimeError):
