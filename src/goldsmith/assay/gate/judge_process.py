@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from .isolation.sandbox import FULL
 from .isolation.zygote_process import NoZygote, fork_own
@@ -25,7 +25,14 @@ DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 PROBLEMS_KEPT = 8
 
 
-def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
+class JudgeRequest(TypedDict):
+    """What the zygote hands on: its connection, and the sandbox of the options."""
+
+    control: int
+    isolation: str
+
+
+def serve(private: socket.socket, request: JudgeRequest) -> int:
     """Answers the parent's requests until it closes the connection."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

@@ -176,7 +176,12 @@ class _JudgeProcess:
         self.status: int | None = None
         self.stderr = tempfile.TemporaryFile()
         self.connection, its = socket.socketpair()
-        request = {"do": "fork", "main": f"{__package__}.judge_process:serve", "limits": None, "sandbox": None}
+        request: dict[str, object] = {
+            "do": "fork",
+            "main": f"{__package__}.judge_process:serve",
+            "limits": None,
+            "sandbox": None,
+        }
         request |= {"joins": True, "folder": os.getcwd(), "isolation": isolation}
         answer = zygote.ask(request, [its.fileno(), self.stderr.fileno()])
         its.close()

@@ -27,7 +27,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import sandbox as sandboxes
@@ -39,7 +38,7 @@ _MOST_DESCRIPTORS = 4
 PACKET = 1 << 16
 
 
-class Child(NamedTuple):
+class ForkedProcess(NamedTuple):
     """A process that the zygote forked.
 
     asker    who asked for it
@@ -61,7 +60,7 @@ class Zygote:
         self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ)
         self.first = control
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, ForkedProcess] = {}
         self.ended: dict[int, int] = {}
         self.threads = 0  # of torch in its forks
         self.isolation = sandboxes.available()
@@ -99,7 +98,7 @@ class Zygote:
             return {"status": self._end(request["pid"], request.get("grace", 0.0))}
         return {"isolation": self.isolation}
 
-    def _fork(self, control: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, object]:
+    def _fork(self, control: socket.socket, request: dict[str, object], descriptors: list[int]) -> dict[str, object]:
         home = tempfile.mkdtemp(prefix=f"home-{os.getpid()}-") if request["sandbox"] is not None else ""
         joined, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request.get("joins") else (None, None)
         if its is not None:
@@ -121,7 +120,9 @@ class Zygote:
         if joined is not None and its is not None:
             its.close()
             self.selector.register(joined, selectors.EVENT_READ)
-        self.children[pid] = Child(control, home, joined, float(request.get("grace", 0.0)))
+        self.children[pid] = ForkedProcess(
+            control, home, joined, grace if isinstance(grace := request.get("grace"), float) else 0.0
+        )
         return {"pid": pid, "home": home}
 
     def _end(self, pid: int, grace: float = 0.0) -> int | None:
@@ -212,7 +213,7 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
     return int(getattr(importlib.import_module(module), function)(socket.socket(fileno=private), request) or 0)
 
 
-def serve_again(control: socket.socket, request: Mapping[str, Any]) -> int:
+def serve_again(control: socket.socket, request: object) -> int:
     """A zygote that another one forked, with all that was imported there, for a process of its own."""
     zygote = _new(control)
     torch = sys.modules["torch"]
