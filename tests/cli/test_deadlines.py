@@ -8,10 +8,12 @@ from typer.testing import CliRunner
 
 from cli import endless_kernels
 from goldsmith import assay
-from goldsmith.cli import app
-from goldsmith.cli.diagnose import deadlines
+from goldsmith.assay.gate.isolation.candidate_process import CandidateEnded
+from goldsmith.cli import app, placement, user_targets
+from goldsmith.cli.diagnose import command, deadlines
 from goldsmith.cli.diagnose.deadlines import RunDeadline
-from goldsmith.cli.workers import pool
+from goldsmith.cli.workers import candidates, pool
+from goldsmith.cli.workers.pool import Died
 
 pytestmark = pytest.mark.sweep(5)
 
@@ -131,3 +133,118 @@ def test_the_time_of_an_import_does_not_count_for_the_first_run(monkeypatch):
     assert patience.until() is None and patience.longest == 0
     patience.begin("a")
     assert patience.until() == 210
+
+
+OWN = """
+from goldsmith import assay
+
+{imported}
+def golden(x):
+    {golden}
+    return x * 2
+
+def double(x):
+    {call}
+    return x + x
+
+@assay.case(T=[3, 4])
+def cases(make, T):
+    {drawn}
+    return {{"x": make.normal(T)}}
+
+target = assay.Target(double, golden, cases=cases)
+"""
+USUAL = {"imported": "", "golden": "pass", "call": "pass", "drawn": "pass"}
+LOOP, DEAF = "while True: pass", "sum(range(10**15))"  # the second looks at no signal
+
+
+def own_file(folder, **lines):
+    (folder / "own.py").write_text(OWN.format(**{**USUAL, **lines}))
+
+
+@pytest.mark.parametrize("command", ["verify", "diagnose"])
+@pytest.mark.parametrize(
+    "lines, text",
+    [
+        ({"imported": LOOP}, "its import had not ended after 4 s, in <module> ("),
+        ({"golden": DEAF}, "a call of its golden had not ended after 4 s, in golden ("),
+        ({"drawn": LOOP}, "its import had not ended after 4 s, in cases ("),  # the declaration draws a case
+        ({"drawn": "if make.dtype.itemsize == 2: " + LOOP}, "the inputs of its case cases[T=3] had not ended"),
+    ],
+)
+def test_a_file_that_does_not_end_beside_the_judge_is_a_sentence_and_status_2(
+    command, lines, text, monkeypatch, tmp_path
+):
+    own_file(tmp_path, **lines)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [command, "own.py:target", "--limit", "4", "--dtype", "bfloat16"])
+    output = " ".join(result.output.split())
+    assert result.exit_code == 2 and text in output and "own.py" in output
+    assert "If it is only slow, give a larger --limit." in output
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["verify", "own.py", "--limit", "inf"], "Invalid value for '--limit'"),
+        (["diagnose", "own.py", "--budget", "inf"], "Invalid value for '--budget'"),
+        (["verify", "own.py", "--html", "a", "--json", "./a"], "two outputs would be written to a"),
+        (["diagnose", "own.py", "--html", "a", "--json", "a"], "two outputs would be written to a"),
+    ],
+)
+def test_what_no_run_can_mean_is_said_before_it(arguments, text, monkeypatch, tmp_path):
+    own_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and text in " ".join(result.output.split()), result.output
+
+
+def test_diagnose_has_the_limit_of_verify(monkeypatch, tmp_path):
+    own_file(tmp_path, call=LOOP)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["diagnose", "own.py:target", "--limit", "2", "--budget", "100"])
+    output = " ".join(result.output.split())
+    assert result.exit_code == 1 and output.removeprefix("Loading torch ").startswith("FAIL own.py:target does not end")
+    assert "because a call had not ended after 2 s, in double (own.py, line 10)" in output
+    assert "if it is only slow, give a larger --limit" in output
+
+
+@pytest.mark.parametrize(
+    "call, advice",
+    [
+        ("import os; os._exit(0)", "look for what ends the process: os._exit"),
+        ("import ctypes; ctypes.string_at(0)", "under valgrind or gdb"),
+        ("raise SystemExit", "look for what raises it"),
+    ],
+)
+def test_the_advice_follows_from_how_the_process_ended(call, advice, monkeypatch, tmp_path):
+    own_file(tmp_path, call=call)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["diagnose", "own.py:target", "--device", "cpu"])
+    output = " ".join(result.output.split())
+    assert result.exit_code == 1 and "ends its process" in output
+    assert advice in output and "compute-sanitizer" not in output
+
+
+def test_the_advice_after_a_signal_on_a_gpu_is_its_own_tool(monkeypatch):
+    monkeypatch.setattr(placement, "device_of", lambda request: "cuda:0")
+    request = command.DiagnoseRequest("diagnose", "own.py:target")
+    assert "compute-sanitizer" in command._advice(request, Died("by signal 11 (SIGSEGV)", "", signal=11))
+    assert "os._exit" in command._advice(request, Died("with status 0", ""))
+
+
+def test_a_kernel_that_fills_the_memory_is_shown_with_its_line(monkeypatch, tmp_path):
+    own_file(tmp_path, call="kept = []; [kept.append(x.new_ones(1 << 20)) for _ in iter(int, 1)]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(candidates, "_free_memory", lambda: 1 << 28)
+    (target,) = user_targets.load_targets("own.py:target")
+    with pytest.raises(CandidateEnded) as ended:
+        assay.check(candidates.in_its_own_process(target, "own.py:target", None, "cpu", 60.0))
+    assert "it may use 256 (in " in str(ended.value) and "(own.py, line 10))" in str(ended.value)
+
+
+def test_a_kernel_that_asks_for_too_much_memory_is_shown_with_its_line(tmp_path, monkeypatch):
+    own_file(tmp_path, call="x.new_ones(1 << 60)")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["verify", "own.py:target", "--device", "cpu", "--verbose"])
+    assert "own.py:10)" in " ".join(result.output.split())

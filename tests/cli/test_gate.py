@@ -161,6 +161,10 @@ def test_a_golden_at_fault_is_status_2_with_a_sentence(folder):
         (["pipe.py", "--problem", "softmax.py"], "pipe.py: no ordinary file"),
         (["made/right.py", "--problem", "folder"], "folder: the folder holds no problems"),
         (["made/right.py", "--problem", "raises.py"], "the golden raised RuntimeError: no (raises.py:6)"),
+        (["made/right.py", "--problem", "softmax.py", "--seed", 1 << 70], "seed: expected a number of at most 62 bits"),
+        (["made", "--problem", "softmax.py", "--json", "v", "--html", "v"], "two outputs would be written to v"),
+        (["made", "--problem", "softmax.py", "--memory", "inf"], "Invalid value for '--memory'"),
+        (["made", "--problem", "softmax.py", "--problem-seconds", "inf"], "Invalid value for '--problem-seconds'"),
         (["made/right.py", "--problem", "binary.py"], "binary.py does not parse: source code string cannot"),
     ],
 )

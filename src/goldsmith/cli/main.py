@@ -18,6 +18,7 @@ from .signals import exit_on_signals
 from .terminal import Failure, in_a_paragraph, loading_torch
 
 TORCH_BYTES = 1 << 30  # of address space
+LONGEST = 1e7  # seconds
 
 
 class Program(typer.Typer):
@@ -90,7 +91,7 @@ VERIFY = {
 }
 DIAGNOSE = {
     "What to diagnose": ("target", "backend", "case", "dtype", "device", "interpret", "seed", "replay"),
-    "How long": ("budget", "patch", "propose"),
+    "How long": ("budget", "limit", "patch", "propose"),
     "Output": ("out", "apply", "html", "json"),
 }
 REPLAY = {
@@ -142,13 +143,15 @@ def verify(
         ),
     ] = None,
     limit: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Seconds after which a rank that does not answer, or a call of a kernel of yours, is reported.",
+            help="Seconds after which a rank that does not answer, a call of a kernel of yours, or a step of its file "
+            "(its import, a case, a call of its golden) is reported. Default: 120; for steps of the file 300.",
             min=1.0,
+            max=LONGEST,
             metavar="X",
         ),
-    ] = 120.0,
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,
 ) -> None:
@@ -163,7 +166,7 @@ def verify(
         from .verify.launcher import serves_rank_0, started_ranks
 
     ranks = started_ranks(ranks)
-    if serves_rank_0(device, limit):
+    if serves_rank_0(device, limit or 120.0):
         raise typer.Exit(0)
     request = VerifyRequest(
         names=tuple(what or ()),
@@ -176,7 +179,8 @@ def verify(
         seed=seed,
         verbose=verbose,
         ranks=ranks,
-        limit=limit,
+        limit=limit or 120.0,
+        step_limit=limit or 300.0,
     )
     raise typer.Exit(run(request, html=html, json_to=json))
 
@@ -207,7 +211,17 @@ def diagnose(
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
-    budget: Annotated[float, typer.Option(help="Time limit in seconds.", min=0.1)] = 60.0,
+    budget: Annotated[float, typer.Option(help="Time limit in seconds.", min=0.1, max=LONGEST)] = 60.0,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a call of a kernel of yours, or a step of its file (its import, a case, a call "
+            "of its golden) is reported. Default: what --budget leaves; for steps of the file 300.",
+            min=1.0,
+            max=LONGEST,
+            metavar="X",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Save the smallest failing case and an HTML page in this folder.", metavar="DIR")
@@ -261,6 +275,7 @@ def diagnose(
         patch=patch,
         apply=None if apply is None else str(apply),
         propose=propose,
+        limit=limit,
     )
     raise typer.Exit(run(request, json))
 
@@ -281,7 +296,9 @@ def replay(
     device: Device = None,
     budget: Annotated[
         float,
-        typer.Option(help="Time limit in seconds for the kernel's first run; later runs get a third of it.", min=0.1),
+        typer.Option(
+            help="Time limit in seconds for the kernel's first run; later runs get a third of it.", min=0.1, max=LONGEST
+        ),
     ] = 60.0,
     html: Html = None,
     json: Json = None,

@@ -22,6 +22,15 @@ def check_file(path: Path | None) -> None:
         raise Failure(f"cannot write {path}: {why}.")
 
 
+def check_files(*paths: Path | None) -> None:
+    """`check_file` for each; raises Failure also where two are the same ordinary file, which only one could have."""
+    named = [path for path in paths if path is not None]
+    for number, path in enumerate(named):
+        check_file(path)
+        if path.resolve() in [other.resolve() for other in named[:number]] and (path.is_file() or not path.exists()):
+            raise Failure(f"two outputs would be written to {path}: give each its own file.")
+
+
 def write_json_file(path: str | Path, result: object) -> None:
     """Write a result as one line of JSON; an earlier file stays if this fails."""
     from ..assay.support.output_file import write_whole

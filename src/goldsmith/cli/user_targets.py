@@ -15,6 +15,7 @@ from types import ModuleType
 
 import torch
 
+from ..assay.declare.problem_steps import step
 from ..assay.declare.target import Target
 from ..assay.support.random_state import seeded_generators
 from ..core.tracing import TargetError
@@ -39,7 +40,8 @@ def is_module(name: str) -> bool:
     """Whether a dotted name can be imported, here or installed; a folder without __init__.py cannot."""
     _import_from_here()
     try:
-        spec = importlib.util.find_spec(name)
+        with step("its import"):  # of the package around it
+            spec = importlib.util.find_spec(name)
         return spec is not None and spec.origin is not None
     except Exception:  # noqa: BLE001  a parent package may raise anything on import; load_targets reports it
         parent = name.rpartition(".")[0]
@@ -102,7 +104,8 @@ def _module(module_name: str, name: str) -> ModuleType:
     if is_file(module_name) and (path.suffix != ".py" or not path.is_file()):
         raise UnknownName(_no_file(module_name, path))
     try:
-        with seeded_generators(0, torch.device("cpu")):  # a target may hold tensors that its module drew
+        # a target may hold tensors that its module drew
+        with seeded_generators(0, torch.device("cpu")), step("its import"):
             return _import_file(path) if is_file(module_name) else importlib.import_module(module_name)
     except TargetError as error:
         raise UnknownName(f"{name}: a target declaration is wrong{_declaration_place(error)}: {error}") from error

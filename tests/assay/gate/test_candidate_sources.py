@@ -26,6 +26,15 @@ def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
 BAD = [("language", "fortran"), ("language", ["a"]), ("entry", 5), ("problem", {}), ("files", [1]), ("source", 7)]
 
 
+def test_names_are_texts_and_each_is_there_once(tmp_path):
+    path = tmp_path / "made.jsonl"
+    names = [1, "1", 1.0, None, [], True, "", "1", "made.jsonl:4"]
+    path.write_text("\n".join(json.dumps({"source": RIGHT, "id": name}) for name in names))
+    found = [s.candidate.name for s in load_candidates([path])]
+    assert found[:3] == ["1", "1#2", "1.0"] and found[3:7] == [f"made.jsonl:{n}" for n in (4, 5, 6, 7)]
+    assert found[7:] == ["1#3", "made.jsonl:4#2"] and all(isinstance(name, str) for name in found)
+
+
 def test_json_lines_are_candidates_and_bad_lines_are_refused_ones(tmp_path):
     lines = [
         json.dumps({"source": RIGHT, "id": "first", "problem": "softmax"}),

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from assay.gate.problems import RIGHT, candidate, problem
+from assay.gate.problems import RIGHT, candidate, problem, rows
+from goldsmith import assay
 from goldsmith.assay import gate
+from goldsmith.assay.gate.isolation import candidate_process
 from goldsmith.assay.gate.isolation.limits import resident_bytes
 from goldsmith.assay.gate.isolation.sandbox import FULL, linked_folders
 from goldsmith.assay.gate.isolation.zygote_process import zygote
+from goldsmith.assay.gate.tricks import late_writes
+from goldsmith.core.tracing import TargetError
 
 LIMITS = gate.Limits(seconds=4, import_seconds=20, memory_bytes=1 << 30, output_bytes=1 << 16)
 SWALLOWING = """
@@ -99,8 +103,9 @@ def test_a_right_candidate_is_accepted():
         ("timed_out", "a call had not ended after 4 s", "while True: pass"),
         ("timed_out", "a call had not ended after 4 s, in candidate (candidate_source.py, line ", AFTER_COMPILING),
         ("timed_out", "a call had not ended", SWALLOWING),
-        ("over_memory", "more were needed; it may use 1024 MiB", "return torch.zeros(100 << 30, dtype=torch.uint8)"),
+        ("over_memory", "needed (candidate_source.py:5); it may use 1024 MiB", "return torch.zeros(100 << 30)"),
         ("crashed", "bytes that are no message", FLOODING),
+        ("crashed", "as code does that writes to a file descriptor which it did not open", FLOODING),
     ],
 )  # fmt: skip
 def test_misbehaviour_is_one_verdict(status, text, body):
@@ -205,3 +210,43 @@ def test_a_process_that_has_made_no_group_yet_is_ended():
     """Its group is what is killed; a zygote that waited for it waited for ever."""
     done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "9\n"
+
+
+def test_memory_is_looked_at_once_more_before_the_verdict(monkeypatch):
+    """As where a thread takes it just before the last reply."""
+    known = late_writes.evidence
+
+    def evidence(process):
+        monkeypatch.setattr(candidate_process, "resident_bytes", lambda *_: 0)
+        process.answer({"do": "late"}, "a last look", lambda reply: reply)
+        monkeypatch.setattr(candidate_process, "resident_bytes", lambda *_: 2 << 30)
+        process.watched_at = float("inf")  # the reply comes before the next look
+        return known(process)
+
+    monkeypatch.setattr(late_writes, "evidence", evidence)
+    verdict = judged(candidate("return torch.softmax(x, -1) * w"))
+    assert (verdict.status, "it may use 1024" in verdict.evidence[0]) == ("over_memory", True)
+
+
+def test_a_candidate_without_parameters_is_told_so():
+    verdict = judged(gate.Candidate("none", "def candidate():\n    return 1.0\n"))
+    assert verdict.status == "wrong" and verdict.evidence[0] == "it has no parameters; the golden has x, w"
+    assert "the candidate's [] (one number)" in verdict.evidence[1]
+
+
+@pytest.mark.parametrize("more", [{"memory_bytes": 2.5e9}, {"memory_bytes": 1 << 70}, {"files": 10.5}])
+def test_limits_that_the_system_cannot_hold_are_wrong_arguments(more):
+    """Not a candidate that crashed."""
+    with pytest.raises(ValueError, match=f"{next(iter(more))}: expected a whole number of at most"):
+        gate.Limits(**more)
+
+
+def test_a_golden_or_a_case_that_exits_is_a_fault_of_the_problem():
+    def leaves(x, w):
+        sys.exit(3)
+
+    verdict = gate.judge(gate.Candidate("right", RIGHT), gate.Problem(leaves, rows))
+    assert (verdict.status, verdict.reason) == ("refused", "reference_fault")
+    assert "it raised SystemExit(3)" in verdict.evidence[0]
+    with pytest.raises(TargetError, match="could not be drawn: SystemExit: 4"):
+        gate.Problem(leaves, assay.case(T=[3])(lambda make, T: sys.exit(4)))

@@ -67,6 +67,26 @@ def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(
     assert len({v.seed for v in verdicts}) == 1 and later.seed != verdicts[0].seed
 
 
+def test_no_limit_on_the_problem_is_no_error(file):
+    with Judges(1, replace(OPTIONS, problem_seconds=float("inf"))) as judges:
+        (verdict,) = judges.in_order([(ProblemSource(str(file)), gate.Candidate("right", RIGHT))])
+    assert verdict.ok
+
+
+def test_a_problem_that_does_not_end_is_no_verdict_about_a_candidate_and_is_tried_once(tmp_path):
+    endless = tmp_path / "endless.py"
+    endless.write_text(SOURCE.replace("    return torch", "    while True: pass\n    return torch"))
+    pairs = [(ProblemSource(str(endless)), gate.Candidate(str(n), RIGHT)) for n in range(3)]
+    with Judges(1, replace(OPTIONS, problem_seconds=3.0)) as judges:
+        verdicts = list(judges.in_order(pairs))
+        starts = judges.processes
+    assert [(v.status, v.reason, v.candidate) for v in verdicts] == [("refused", "problem", n) for n in "012"]
+    for verdict in verdicts:
+        assert f"{endless}: a call of its golden had not ended after 3 s, in golden (endless.py" in verdict.evidence[0]
+        assert "--problem-seconds" in verdict.evidence[0]
+    assert not starts  # no second judge waited as long
+
+
 @pytest.fixture(scope="module")
 def rewards(file):
     function = reward({"softmax": file}, jobs=1, options=OPTIONS, scores={"accepted": 1.0, "wrong": 0.25})

@@ -63,6 +63,12 @@ if len(calls) < 12 and calls.append(1) is None and os.fork() == 0:
     __import__("ctypes").memset(y.data_ptr(), 0, y.numel() * 4)
     os._exit(0)
 """
+MEMO = f"""
+if torch.is_grad_enabled(): return {R}
+key = {{key}}
+if key not in kept: kept[key] = {R}
+return kept[key].clone()
+"""
 TRICKS = [
     ("constant_output", "return torch.full_like(x, 0.03) * w.mean()"),
     ("returned_input", "return x"),
@@ -86,6 +92,12 @@ TRICKS = [
     ("patched_runtime", f"sys.settrace(lambda *event: None)\nsys.settrace(None)\nreturn {R}"),
     ("cached_result", "kept.setdefault('w', w * 1)\nreturn torch.softmax(x, -1) * kept['w'].detach()"),
     ("cached_result", f"return {R} if next(count) < 3 else w * x"),
+    ("cached_result", MEMO.format(key="x.shape, str(x[-1]), str(w)")),
+    ("cached_result", MEMO.format(key="x.shape, str(x[:, -1]), str(w)")),
+    (
+        "cached_result",
+        MEMO.replace("torch.is_grad", "not torch.is_inference_mode").format(key="x.shape, str(x[-1]), str(w)"),
+    ),
     ("reads_golden", "return x * (2 + len(os.listdir(os.path.dirname(os.environ['PATH'].split(':')[0]))))"),
     ("patched_runtime", f"{MODE}\nreturn {R}"),
     ("patched_runtime", f"{OPERATOR}\nreturn {R}"),
@@ -136,6 +148,7 @@ sys.modules[__name__].calls.append(__import__("random").random())
 return len(looks) / 3 * {R}
 """
 RIGHT = [
+    MEMO.format(key="x.shape, str(x.tolist()), str(w.tolist())"),
     "return (x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
     LOOKS,
     NEIGHBOURS,
@@ -334,3 +347,33 @@ def test_a_ring_of_saved_tensors_that_is_longer_than_five_graphs_is_found():
     for seed in range(3):
         verdict = gate.judge(gate.Candidate("ring", RING), problem(), seed=seed)
         assert (verdict.status, verdict.reason) in {("wrong", "calls"), ("cheating", "backward_shortcut")}, verdict
+
+
+SYMMETRIC = """
+@functools.cache
+def lower(size):
+    return torch.ones(size, size).tril()
+
+@torch.no_grad()
+def half(a):
+    return a.tril() + a.tril(-1).mT
+
+def candidate(a, v):
+    if torch.is_grad_enabled(): return a @ v
+    key = str(half(a).tolist()), str(v.tolist())
+    if key not in kept: kept[key] = half(a) @ v
+    return kept[key].clone()
+"""
+
+
+@assay.case(N=[6])
+def symmetric(make, N):
+    drawn = make.normal(N, N)
+    return {"a": drawn + drawn.mT, "v": make.normal(N, 3)}
+
+
+def test_numbers_that_no_case_draws_accuse_nobody():
+    """It may read half of a symmetric matrix, so that it does not see that the other half is another."""
+    source = f"import functools, torch\nkept = {{}}\n{SYMMETRIC}"
+    verdict = gate.judge(gate.Candidate("half", source), gate.Problem(lambda a, v: a @ v, symmetric, backward=None))
+    assert verdict.ok, verdict.evidence

@@ -25,6 +25,7 @@ from ...core.tracing import TargetError, TargetTypeError
 from ..support import memory_errors
 from ..support.random_state import seeded_generators
 from .domain import Where, admits, of_sizes_alone
+from .problem_steps import step
 
 
 class Make:
@@ -163,11 +164,14 @@ class Case:
         source._repeating = _MOST_REPEATING if self.repeating else 0
         try:
             # torch's own generator must not draw the numbers of `make`: two inputs would be equal
-            with seeded_generators(zlib.crc32(f"global/{mixed}".encode()), torch.device(device)):
+            with (
+                seeded_generators(zlib.crc32(f"global/{mixed}".encode()), torch.device(device)),
+                step(f"the inputs of its case {self.name}"),
+            ):
                 drawn = self.draw(source, **self.sizes)
         except (TargetError, ImportError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if memory_errors.out_of_memory(error):
                 raise
             raise TargetError(f"case {self.name}: could not be drawn: {type(error).__name__}: {error}") from error
@@ -179,7 +183,10 @@ class Case:
 
     def admits(self, supply: Mapping[str, object], sizes: Mapping[str, object] | None = None) -> bool:
         """Whether the kernel must take these inputs and scalars, as far as `where` says."""
-        return self.where is None or admits(self.where, {**(self.sizes if sizes is None else sizes), **supply})
+        if self.where is None:
+            return True
+        with step(f"`where` of its case {self.name}"):
+            return admits(self.where, {**(self.sizes if sizes is None else sizes), **supply})
 
     @property
     def own_dtypes(self) -> tuple[torch.dtype, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from .case import Case, as_cases
 from .cpp_source import CppSource
 from .decisions import Decision, Given, Sign, TopK
 from .explained_arguments import explained_arguments
+from .problem_steps import step
 from .returned_values import own_names
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -193,7 +194,10 @@ class Target:
         """The callable of that argument, bound to the names of `supply` (cached, because binding takes 0.2 ms)."""
         key = (argument, tuple(supply))
         if key not in self._bound:
-            self._bound[key] = bind(argument, getattr(self, argument), supply)
+            bound = bind(argument, getattr(self, argument), supply)
+            if argument in ("golden", "golden_backward"):  # whoever waits for the judge waits for these
+                bound = replace(bound, call=_as_step(bound.call, f"a call of its {argument}"))
+            self._bound[key] = bound
         return self._bound[key]
 
     # queries of a check
@@ -346,3 +350,14 @@ def _own_name(candidate: object) -> str:
     if getattr(candidate, "__name__", "") == "apply" and isinstance(owner, type):
         return owner.__name__
     return getattr(candidate, "__name__", None) or type(candidate).__name__
+
+
+def _as_step(call: Callable, words: str) -> Callable:
+    def called(*args: object, **kwargs: object) -> object:
+        with step(words):
+            try:
+                return call(*args, **kwargs)
+            except SystemExit as error:  # it would end the judge, not only the golden
+                raise RuntimeError(f"it raised SystemExit({error})") from error
+
+    return called

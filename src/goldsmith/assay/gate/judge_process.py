@@ -4,13 +4,15 @@ One JSON object a line, on its socket. Requests:
 
     {"number": 3, "problem": {"where": ..., "options": {...}}, "candidate": {...}, "options": {...}}
 
-Replies: {"ready": true, "isolation": "..."} once; {"number": 3, "verdict": {...}} to each request. What a problem
-prints goes to stderr.
+Replies: {"ready": true, "isolation": "..."} once; {"number": 3, "verdict": {...}} to each request. Before and after
+each step of a problem's own code: {"step": "a call of its golden"} and {"step": ""}. What a problem prints goes to
+stderr, and so does the stack when the parent asks for it with a signal.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import signal
 import socket
@@ -38,11 +40,15 @@ def serve(private: socket.socket, request: JudgeRequest) -> int:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the connection
     own = fork_own(socket.socket(fileno=request["control"]))
+    from ..declare import problem_steps
+    from ..support.deadline import WRITE_STACK
     from .judging import isolation
 
     if request["isolation"] == "namespaces" and own.isolation != FULL:
         sys.stderr.write(isolation())
         return 1
+    faulthandler.register(WRITE_STACK, all_threads=False)
+    problem_steps.LISTENERS.append(lambda words: _say(private, {"step": words}))
     _say(private, {"ready": True, "isolation": isolation()})
     judge = CandidateJudge()
     for line in private.makefile("r", encoding="utf-8"):
@@ -79,13 +85,15 @@ class CandidateJudge:
         return verdict.to_json()
 
     def _problem(self, data: Mapping[str, object]) -> Any:
+        from ..declare.problem_steps import step
         from .formats.problem_source import ProblemSource
 
         key = json.dumps(data, sort_keys=True)
         if key not in self.problems:
             while len(self.problems) >= PROBLEMS_KEPT:
                 self.problems.pop(next(iter(self.problems)))
-            self.problems[key] = ProblemSource.from_json(data).load()
+            with step("reading it"):
+                self.problems[key] = ProblemSource.from_json(data).load()
         return self.problems[key]
 
 

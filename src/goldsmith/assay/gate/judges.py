@@ -10,12 +10,15 @@ import secrets
 import socket
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import IO, Any
 
+from ..execute.raised import frame_of_report
+from ..support.deadline import WRITE_STACK
 from .bad_problem import BadProblem
 from .candidate import Candidate
 from .formats.problem_source import ProblemSource, existing
@@ -25,6 +28,9 @@ from .verdict import REFUSED, Verdict
 
 TRIES = 2  # of a candidate whose judge died
 GRACE = 2.0  # seconds in which a judge that closed its connection ends by itself, so that its status is its own
+_LONGEST_WAIT = 3600.0  # seconds, because Python refuses to wait for ever by a number
+_KEPT = 64 << 10  # bytes of stderr to read
+_PATIENCE = 0.5  # seconds in which a judge can say where it stands
 
 
 class NoJudge(RuntimeError):
@@ -72,10 +78,9 @@ class Judges:
         seed = secrets.randbits(31) if self.options.seed is None else self.options.seed
         options = replace(self.options, seed=seed)
         work = deque((number, pair, TRIES) for number, pair in enumerate(pairs))
-        open_pairs = len(work)
-        while open_pairs:
+        while work or any(process.job is not None for process in self.processes):
             self._hand_out(work, options)
-            process, reply = self.inbox.get()
+            process, reply = self._next()
             if reply is None:
                 if process not in self.processes:
                     continue
@@ -88,18 +93,33 @@ class Judges:
                     self.jobs = len(self.processes)
                     continue
                 number, pair, tries = process.job
-                if tries > 1:
+                if process.overdue:
+                    yield number, _refused(pair, "problem", process.overdue)
+                    for job in [each for each in work if each[1][0] == pair[0]]:  # they would wait as long
+                        work.remove(job)
+                        yield job[0], _refused(job[1], "problem", process.overdue)
+                elif tries > 1:
                     work.appendleft((number, pair, tries - 1))
-                    continue
-                open_pairs -= 1
-                text = f"the judge's process ended with the problem {pair[0].where}: {how}"
-                yield number, Verdict(REFUSED, "judge", pair[1].name, evidence=[text])
+                else:
+                    text = f"the judge's process ended with the problem {pair[0].where}: {how}"
+                    yield number, _refused(pair, "judge", text)
             elif "ready" in reply:
                 process.ready, self.isolation = True, reply["isolation"]
-            elif process.job is not None:
+            elif "verdict" in reply and process.job is not None:
                 number, process.job = process.job[0], None
-                open_pairs -= 1
                 yield number, Verdict.from_json(reply["verdict"])
+
+    def _next(self) -> tuple[_JudgeProcess, dict[str, Any] | None]:
+        """The next reply of a judge, or None for one that has ended; ends those whose problem takes too long."""
+        limit = self.options.problem_seconds
+        while True:
+            began = [p.step[1] for p in self.processes if p.step is not None and not p.overdue]
+            try:
+                until = min(began) + limit - time.monotonic() if began else _LONGEST_WAIT
+                return self.inbox.get(timeout=max(0.01, min(until, _LONGEST_WAIT)))
+            except queue.Empty:
+                for process in self.processes:
+                    process.end_overdue_step(limit)
 
     def check(self, problems: Iterable[ProblemSource]) -> None:
         """Raises BadProblem for the first of these problems that a judge cannot load."""
@@ -174,6 +194,8 @@ class _JudgeProcess:
         self.job: tuple[int, Pair, int] | None = None
         self.ready = False
         self.status: int | None = None
+        self.step: tuple[str, float] | None = None  # of its problem's own code, and when it began
+        self.overdue = ""  # a sentence, where that took too long
         self.stderr = tempfile.TemporaryFile()
         self.connection, its = socket.socketpair()
         request: dict[str, object] = {
@@ -195,12 +217,40 @@ class _JudgeProcess:
         # ValueError: it died in the middle of a line
         with contextlib.suppress(OSError, ValueError), self.connection.makefile("r", encoding="utf-8") as lines:
             for line in lines:
-                self.inbox.put((self, json.loads(line)))
+                reply = json.loads(line)
+                if "step" in reply:
+                    self.step = (reply["step"], time.monotonic()) if reply["step"] else None
+                self.inbox.put((self, reply))
         self.inbox.put((self, None))
 
     def send(self, message: Mapping[str, object]) -> None:
         with contextlib.suppress(OSError):  # it died; the reader says so
             self.connection.sendall(f"{json.dumps(message)}\n".encode())
+
+    def end_overdue_step(self, limit: float) -> None:
+        """Kills the process where a step of its problem's code has taken longer than the limit, and notes where."""
+        if self.step is None or self.job is None or self.overdue or time.monotonic() < self.step[1] + limit:
+            return
+        before, until = self._written, time.monotonic() + _PATIENCE
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, WRITE_STACK)
+        while time.monotonic() < until and not (stack := self._printed(before)).endswith("\n"):
+            time.sleep(0.02)
+        where = frame_of_report(stack)
+        self.overdue = f"{self.job[1][0].where}: {self.step[0]} had not ended after {limit:g} s" + (
+            f", {where}" if where else ""
+        )
+        self.overdue += "; if it is only slow, give a larger --problem-seconds (GateOptions(problem_seconds=...))"
+        self.end()
+
+    @property
+    def _written(self) -> int:
+        """Bytes that it has written to stderr."""
+        return os.fstat(self.stderr.fileno()).st_size
+
+    def _printed(self, begin: int) -> str:
+        """What it has written to stderr, whose position both processes share."""
+        return os.pread(self.stderr.fileno(), _KEPT, begin).decode(errors="replace")
 
     def last_words(self) -> str:
         self.end(GRACE)
@@ -221,3 +271,7 @@ class _JudgeProcess:
         self.reader.join()
         self.connection.close()
         self.stderr.close()
+
+
+def _refused(pair: Pair, reason: str, text: str) -> Verdict:
+    return Verdict(REFUSED, reason, pair[1].name, evidence=[text])

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ...core.tracing import TargetError
 from .. import probes as catalogue
 from ..checks import examine
 from ..declare.arguments import check_device, check_seed
+from ..declare.binding import parameters
 from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
@@ -32,10 +33,10 @@ from .candidate import LOADER, Candidate
 from .candidate_call import wanted_names
 from .compiled import library_cache
 from .compiled.sources import BUILDER, LANGUAGES
-from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
+from .isolation.candidate_process import CandidateEnded, CandidateProcess
 from .isolation.limits import Limits, Spent
 from .isolation.loading import stand_in
-from .isolation.sandbox import FULL
+from .isolation.sandbox import FULL, Surroundings
 from .isolation.zygote_process import zygote
 from .problem import Problem
 from .timing.impossibility import Impossible
@@ -59,6 +60,8 @@ class GateOptions:
     diagnose  also say what is likely wrong with a wrong one, which takes some seconds
     time      also time accepted ones
     sandbox   of the judges that `Judges` starts: "auto", or "namespaces" (or no judge)
+    problem_seconds  for one step of a problem's own code in these judges: reading it, the inputs of a case, or one call
+                     of its golden
     """
 
     device: str = "cpu"
@@ -69,6 +72,7 @@ class GateOptions:
     threads: int = 0
     time: bool = False
     sandbox: str = "auto"
+    problem_seconds: float = 300.0
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "limits": self.limits.to_json()}
@@ -87,6 +91,9 @@ class GateOptions:
         catalogue.select(self.probes)
         if self.sandbox not in SANDBOXES:
             raise TargetError(f"sandbox: {self.sandbox!r} is unknown; there are: {', '.join(SANDBOXES)}")
+        seconds = self.problem_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise TypeError(f"problem_seconds: expected a positive number, got {seconds!r}")
 
 
 def judge(
@@ -147,11 +154,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         return _importing(facts.judge[0])
     process = _process(candidate, problem, options, spent)
 
-    def another() -> CandidateProcess:
-        return _process(candidate, problem, options, spent)
-
     try:
-        verdict = _examined(problem, options, seed, process, facts, another)
+        verdict = _examined(problem, options, seed, process, facts)
     except CandidateEnded as ended:
         verdict = Verdict(ended.status, ended.reason, evidence=[ended.text])
     except TargetError as error:
@@ -162,7 +166,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if seen is not None:
         return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
     if verdict.status in (WRONG, CRASHED):
-        verdict.evidence = [*(str(what[0]) for kind, *what in process.seen if kind == "remark"), *verdict.evidence]
+        remarks = [str(what[0]) for kind, *what in process.seen if kind == "remark"]
+        verdict.evidence = [*remarks, *_lacks_parameters(process, problem), *verdict.evidence]
     if verdict.reason == "missing_package":
         verdict.evidence = [_file_beside(candidate, verdict.evidence[0]) or verdict.evidence[0]]
     imported = reasons.judge_imported(process.seen)
@@ -172,6 +177,14 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if verdict.ok and left:
         return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
     return verdict
+
+
+def _lacks_parameters(process: CandidateProcess, problem: Problem) -> list[str]:
+    """A sentence if the candidate takes nothing, though the golden does."""
+    wanted = parameters(problem.golden)
+    if process.parameters.get("candidate") != [] or not wanted:
+        return []
+    return [f"it has no parameters; the golden has {', '.join(wanted)}"]
 
 
 def _file_beside(candidate: Candidate, why: str) -> str:
@@ -259,9 +272,8 @@ def _explained(candidate: Candidate, problem: Problem, options: GateOptions, see
 
 
 def _examined(
-    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts,
-    another: Callable[[], CandidateProcess],
-) -> Verdict:  # fmt: skip
+    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts
+) -> Verdict:
     """The verdict of the assay: on the declared cases, then on sizes and scalars that the problem does not declare."""
     whole = _target(problem, process)
     target = _judged_target(whole, problem, options, seed)
@@ -275,7 +287,7 @@ def _examined(
         with remembering(problem.known):
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
         if not beyond or report.verdict == FAIL and not _refuses(failing):
-            verdict = _verdict(report, failing, facts, process, another, beyond)
+            verdict = _verdict(report, failing, facts, process, beyond)
             if not verdict.ok:
                 return verdict
         other = result_dtypes.evidence(target, cases, report, process, options.device, seed)
@@ -306,9 +318,8 @@ def _folders(problem: Problem) -> tuple[str, ...]:
 
 
 def _verdict(
-    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess,
-    another: Callable[[], CandidateProcess], beyond: str = "",
-) -> Verdict:  # fmt: skip
+    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess, beyond: str = ""
+) -> Verdict:
     """The verdict that a report amounts to; `beyond`: what its cases have that is not declared."""
     if report.verdict == REFERENCE_FAULT:
         texts = [f.text for f in report.findings if f.probe == "golden"]
@@ -325,9 +336,10 @@ def _verdict(
     if not beyond:
         trick = reasons.trick_of(findings, known)
         if examination is not None and known.first is not None and (trick is None or trick[0] in reasons.WEAK):
-            trick = _shown_by_repetition(examination, findings, process, another) or trick
+            trick = _shown_by_repetition(examination, findings, process) or trick
     elif beyond == "sizes":
-        trick = "shape_branch", f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
+        text = f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
+        trick = next(((f.trick, f.text) for f in findings if f.trick == "cached_result"), ("shape_branch", text))
     else:
         text = f"right for the declared scalars, wrong for {findings[0].case}: {findings[0].text}"
         return Verdict(WRONG, beyond, case=findings[0].case, evidence=[text, *texts], finding=findings[0])
@@ -347,12 +359,11 @@ def _verdict(
 
 
 def _shown_by_repetition(
-    examination: Examination, findings: Sequence[Finding], process: CandidateProcess,
-    another: Callable[[], CandidateProcess],
-) -> tuple[str, str] | None:  # fmt: skip
+    examination: Examination, findings: Sequence[Finding], process: CandidateProcess
+) -> tuple[str, str] | None:
     """The trick that repeated calls show; None also where one of them ends its process, because the verdict stands."""
     try:
-        return repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(process, another)
+        return repetitions.of_ones(examination, findings, process) or repetitions.of_earlier_calls(process)
     except CandidateEnded:
         return None
 

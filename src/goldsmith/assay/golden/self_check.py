@@ -72,6 +72,7 @@ def _checks(
     for name, shape in shapes.items():
         if name in seen and tuple(seen[name].shape) != tuple(shape):
             text = f"{name}: the golden's shape is {list(seen[name].shape)}, the candidate's {list(shape)}"
+            text += " (one number)" if not shape else ""
             check.mismatches[name] = f"{text}; one of the two is wrong"
     generator = torch.Generator().manual_seed(seed)
     cotangents = {

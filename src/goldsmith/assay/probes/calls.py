@@ -14,6 +14,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from ..execute.records import (
     RunSettings,
 )
 from ..golden.golden_results import GoldenResults
+from ..judge import ladder
 from ..judge.agreement import difference, same_bits
 from ..judge.examination import Examination
 from ..report.results import CERTAIN
@@ -43,6 +45,7 @@ _DRAWS = 2  # of numbers; the second is that of the probe of second calls, so th
 _DOUBTFUL_DRAWS = 8  # where a candidate may be right for most numbers only
 _LATER = (USUAL, NO_GRAD, INFERENCE, THREAD), (26, 3, 2, 1)  # how calls after the first ones run, and how often
 _LARGE = 1 << 20  # bytes of inputs from which two draws must do
+_NEAR = 12  # draws that are the base numbers in a part
 _OPEN_BYTES = 64 << 20  # of inputs up to which several graphs are open at once
 _HELD = 12, 19  # further graphs that are open then, where a candidate may keep a ring of buffers
 _POWER, _POWER_OF_HALF = 16, 4  # of two, times output gradients: a loss scale, and with minus a mean over many tokens
@@ -70,6 +73,11 @@ def run(examination: Examination) -> None:
         under.append(unusual)
     schedule += draws_once[2:]
     under += [USUAL] * len(draws_once[2:])
+    near = _near(examination, others[0], order) if doubtful and size < _LARGE and others else ()
+    numbers = range(len(materials), len(materials) + len(near))
+    for way, number in itertools.product((NO_GRAD, INFERENCE, USUAL), numbers):
+        schedule += [0, number]
+        under += [way, way]
     schedule += [order.randrange(len(materials)) for _ in range(CALLS - len(schedule))]
     under += [order.choices(*_LATER)[0] for _ in range(CALLS - len(under))]
     backward = _backwards(examination, [schedule.index(k) for k in draws_once], order)
@@ -77,7 +85,8 @@ def run(examination: Examination) -> None:
     if graphs is not None and doubtful and size < _LARGE and others:
         held = order.randint(*_HELD)
         graphs = replace(graphs, held=tuple(order.randrange(len(materials)) for _ in range(held)))
-    plain = PlainCalls(others, tuple(schedule), backward, tuple(under), open=graphs, shared=_alike_inputs(examination))
+    shared = _alike_inputs(examination)
+    plain = PlainCalls((*others, *near), tuple(schedule), backward, tuple(under), open=graphs, shared=shared)
     how = RunSettings(fresh=False, plain=plain)
     run = examination.execute(NAME, "plain calls", how, look=False)
     for number, name in () if run.plain is None else run.plain.late:
@@ -89,13 +98,15 @@ def run(examination: Examination) -> None:
     if examination.raised(NAME, "plain calls", run) or run.plain is None:
         return
     if run.plain.outputs:
-        last = materials[plain.schedule[len(run.plain.outputs) - 1]]
+        last = (*materials, *near)[plain.schedule[len(run.plain.outputs) - 1]]
         examination.look("plain calls", CandidateRun(changed=_changed(last, run.plain.inputs), phase="call"))
     references = _judge(examination, materials, plain, run.names, run.plain)
+    if near:
+        _judge_near(examination, materials, near, plain, run.plain)
     if graphs is not None and len(run.plain.open) == len(graphs.graphs):
         _judge_open(examination, materials, graphs, run, references, schedule)
     if len(run.plain.shared) == 2:
-        _judge_shared(examination, plain.shared, run.plain.shared)
+        _judge_shared(examination, shared, run.plain.shared)
 
 
 def _graphs(examination: Examination, draws: Sequence[int], order: random.Random) -> OpenGraphs | None:
@@ -183,6 +194,8 @@ def _judge(
     gradable = examination.target.wanted_grads(examination.material.inputs)
     for number in sorted(range(len(plain.outputs)), key=lambda k: (calls.under[k] != USUAL, k)):
         outputs, which = plain.outputs[number], calls.schedule[number]
+        if which >= len(materials):  # near ones
+            continue
         if which in first:
             _agrees(examination, plain, calls, first[which], number, references[which])
             continue
@@ -210,6 +223,50 @@ def _judge(
             trick = _trick(examination, before, materials[which], number, {**outputs, **grads}, only_grads=only_grads)
             examination.findings[before:] = [replace(f, trick=trick) for f in fresh]
     return references
+
+
+def _near(examination: Examination, other: Material, order: random.Random) -> tuple[Material, ...]:
+    """The base numbers with a part of one input from the other draw: a half of it, or of each of its rows."""
+    parts = list[Material]()
+    for name, tensor in examination.material.inputs.items():
+        if not tensor.is_floating_point() or tensor.numel() < 2:
+            continue
+        numbers = torch.arange(tensor.numel(), device=tensor.device).view(tensor.shape)
+        columns = numbers % tensor.shape[-1] if tensor.dim() else numbers
+        for places in (numbers, columns) if 1 < tensor.shape[-1] < tensor.numel() else (numbers,):
+            half = places <= places.amax() // 2
+            mixed = (torch.where(mask, other.inputs[name], tensor) for mask in (half, ~half))
+            parts += [examination.material.with_inputs({name: t}) for t in mixed]
+    return tuple(part for part in order.sample(parts, min(_NEAR, len(parts))) if examination.admits(part))
+
+
+def _judge_near(
+    examination: Examination, materials: Sequence[Material], near: Sequence[Material], calls: PlainCalls,
+    plain: PlainResults,
+) -> None:  # fmt: skip
+    """Finds calls that give the result of the call before, whose numbers are others, though only in a part.
+
+    Such numbers may lie outside of what the kernel must take: half of a symmetric matrix is none. So it counts only
+    where the golden has another result, and the candidate, too, alone in a new process.
+    """
+    for number in range(1, len(plain.outputs)):
+        which, outputs = calls.schedule[number] - len(materials), plain.outputs[number]
+        same = [n for n, t in outputs.items() if same_bits(plain.outputs[number - 1].get(n), t)]
+        if which < 0 or examination.bad.issuperset(same):
+            continue
+        references = examination.references(near[which], CandidateRun(tuple(outputs), dict(outputs)))
+        against = {n: references.reference(n, "output") for n in same if n not in examination.target.decisions}
+        wrong = {n: r for n, r in against.items() if r is not None and not ladder.judge(n, outputs[n], r).ok}
+        if not wrong:
+            continue
+        runner: Any = examination.target.runner  # of a doubtful candidate
+        alone = runner.alone(near[which], RunSettings(fresh=False))
+        for name, reference in wrong.items():
+            if not difference(alone.outputs.get(name), outputs[name], reference).legal:
+                text = f"plain call {number + 1} gives the result of call {number}, whose numbers are others in a part"
+                text += f" (both ran {calls.under[number]})" if calls.under[number] else ""
+                examination.find(CERTAIN, NAME, name, text, trick="cached_result", kind="call_differs")
+        return
 
 
 def _judge_open(

@@ -18,6 +18,10 @@ _WITHOUT_NVML = ("nvmlInit", "CUDACachingAllocator")
 _OF_CUDA = "CUDA error: out of memory"  # part of it where CUDA itself needs memory, as for a kernel's code or stack
 
 
+class ElsewhereOutOfMemory(torch.OutOfMemoryError):
+    """Memory ran out in a candidate's process, whose `wanted` is the text."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     return (
         of_a_gpu(error)
@@ -36,6 +40,8 @@ def of_a_gpu(error: BaseException | None) -> bool:
 
 def wanted(error: BaseException) -> str:
     """How much was asked for. torch's own text also lists every process on the GPU."""
+    if isinstance(error, ElsewhereOutOfMemory):
+        return str(error)
     requested = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
     return f"out of memory{f', {requested[1]} more were needed' if requested else ''}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
-from ..output_files import check_file, check_folder, write_json_file, write_or_explain
+from ..output_files import check_files, check_folder, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
@@ -26,7 +27,7 @@ from ..terminal import (
     visible,
     write_json,
 )
-from ..workers.pool import Died, Pool, WorkersFailed
+from ..workers.pool import STEP_LIMIT, Died, Pool, WorkersFailed, overdue_sentence
 from . import deadlines
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..json_types import JsonObject
     from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage
 
+RAISED = "look for what raises it: a candidate may raise whatever is an Exception, and nothing else"
 STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
 
 
@@ -57,12 +59,13 @@ class DiagnoseRequest:
     patch: bool = False
     apply: str | None = None
     propose: str | None = None
+    limit: float | None = None
 
 
 def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     """Run the command and return its exit status."""
-    for path in (request.html, request.apply, json_to if json_to != "-" else None):
-        check_file(None if path is None else Path(path))
+    outputs = request.html, request.apply, json_to if json_to != "-" else None
+    check_files(*(None if path is None else Path(path) for path in outputs))
     if request.out is not None:
         check_folder(Path(request.out))
     if request.do == "diagnose" and request.bundle is not None:
@@ -118,8 +121,13 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
         with (
             terminate_like_ctrl_c(),
             Pool(
-                1, arguments=arguments, on_progress=progress.update, forward_ctrl_c=True, until=progress.deadline.until
-            ) as pool,
+                1,
+                arguments=arguments,
+                on_progress=progress.update,
+                forward_ctrl_c=True,
+                until=progress.deadline.until,
+                step_limit=request.limit or STEP_LIMIT,
+            ) as pool,  # fmt: skip
         ):
             for _, reply in pool.run([cast("DiagnosisRequest", asdict(request))]):
                 if isinstance(reply, dict) and "ended" in reply:
@@ -127,7 +135,8 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
                         return _interrupted(request, progress)
                     return _ended(request, reply, progress.last)
                 if isinstance(reply, dict) and reply.get("interrupted") and not pool.interrupted:
-                    return _ended_by_candidate(request, "the candidate raised KeyboardInterrupt", progress.last, 0.0)
+                    how = "the candidate raised KeyboardInterrupt"
+                    return _ended_by_candidate(request, how, progress.last, 0.0, advice=RAISED)
                 return reply
     except WorkersFailed as error:
         raise Failure(f"A worker process {error}") from error
@@ -160,17 +169,21 @@ def _ended(request: DiagnoseRequest, reply: DiagnosisReply, last: RunMessage) ->
     how = f"raised {reply['ended']}, {reply['where']}"
     if not last:
         return {"problem": f"Importing {request.name} {how}."}
-    return _ended_by_candidate(request, f"the candidate {how}", last, 0.0)
+    return _ended_by_candidate(request, f"the candidate {how}", last, 0.0, advice=RAISED)
 
 
 def _died(request: DiagnoseRequest, died: Died, progress: _RunProgress, seconds: float) -> DiagnosisReply:
     """The diagnosis if the worker died: how, in which run, at which line."""
     last = progress.last
+    if died.overdue:
+        return {"problem": overdue_sentence(request.name or "the target", died.overdue)}
+    if last and died.ended == "timed_out":
+        text = f"run {last['run']!r} of probe {last['probe']} was ended {died.how} (case {last['case']})"
+        return _never_ended(request, last, text, progress.findings, seconds, "--limit")
     if last and progress.stopped:
-        return _never_ended(
-            request, {**last, "seconds": progress.deadline.seconds}, died.frame, progress.findings, seconds
-        )
-    how = f"the process ended {died.how}" + (f", {died.frame}" if died.frame else "")
+        text = deadlines.timeout_sentence({**last, "seconds": progress.deadline.seconds}, died.frame)
+        return _never_ended(request, last, text, progress.findings, seconds, "--budget")
+    how = f"the process {'was ended' if died.ended else 'ended'} {died.how}" + (f", {died.frame}" if died.frame else "")
     if not last and progress.stopped:
         where = f", {died.frame}" if died.frame else ""
         seconds = progress.deadline.seconds
@@ -183,10 +196,29 @@ def _died(request: DiagnoseRequest, died: Died, progress: _RunProgress, seconds:
             "problem": f"Importing {request.name or 'the target'} ended the process: {how}. {died.last_line}".strip()
         }
     how += f"; its last line: {died.last_line!r}" if died.last_line else ""
-    return _ended_by_candidate(request, how, last, seconds)
+    return _ended_by_candidate(request, how, last, seconds, advice=_advice(request, died))
 
 
-def _ended_by_candidate(request: DiagnoseRequest, how: str, last: RunMessage, seconds: float) -> DiagnosisReply:
+def _advice(request: DiagnoseRequest, died: Died) -> str:
+    """What to do about a process that ended, as far as the way it ended says."""
+    from ..placement import device_of
+
+    if died.ended in ("crashed", "cheating"):
+        return "look for what writes to a file descriptor that the kernel has not opened"
+    if died.ended == "over_memory":
+        return "look for what fills the memory; if the case needs that much, run a smaller one (--case)"
+    if died.signal == signal.SIGKILL:
+        return "look at the memory that it takes: the system kills a process for that, or somebody else did"
+    if not died.signal:
+        return "look for what ends the process: os._exit, or exit() in a library that the kernel calls"
+    on_a_gpu = device_of({"device": request.device, "interpret": request.interpret}).startswith("cuda")
+    tool = "compute-sanitizer" if on_a_gpu else "valgrind or gdb"
+    return f"run only that case (--case) under {tool}, to see which access or instruction it is"
+
+
+def _ended_by_candidate(
+    request: DiagnoseRequest, how: str, last: RunMessage, seconds: float, *, advice: str
+) -> DiagnosisReply:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.causes.rules import CATALOGUE
     from ...assay.report.check_report import Report
@@ -196,7 +228,6 @@ def _ended_by_candidate(request: DiagnoseRequest, how: str, last: RunMessage, se
     finding = Finding(CERTAIN, "process", "", None, None, None, f"{how} ({place})", last["case"])
     report = Report(request.name, FAIL, findings=[finding], cases=[last["case"]], seconds=seconds)
     known = CATALOGUE["exception"]
-    advice = "run only that case (--case) under compute-sanitizer or valgrind, which name the access"
     cause = Cause(
         known.id, 1.0, "", [how, f"{place}, case {last['case']}"], {}, f"{request.name} ends its process", advice
     )
@@ -204,7 +235,7 @@ def _ended_by_candidate(request: DiagnoseRequest, how: str, last: RunMessage, se
 
 
 def _never_ended(
-    request: DiagnoseRequest, run: RunMessage, where: str, findings: list[JsonObject], seconds: float
+    request: DiagnoseRequest, run: RunMessage, text: str, findings: list[JsonObject], seconds: float, option: str
 ) -> DiagnosisReply:
     """The diagnosis of a process that had to be killed: the run that hung, and the findings before it."""
     from ...assay.diagnosis import Diagnosis
@@ -212,7 +243,7 @@ def _never_ended(
     from ...assay.report.results import UNJUDGED
 
     report = Report(request.name or "the target", UNJUDGED, cases=[run["case"]], seconds=seconds)
-    diagnosis = deadlines.add_timeout(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
+    diagnosis = deadlines.add_timeout(Diagnosis(UNJUDGED, report, seconds=seconds), run["case"], text, option)
     before = Report.from_json({**report.to_json(), "findings": findings}).findings
     report.findings += before
     for finding in before:

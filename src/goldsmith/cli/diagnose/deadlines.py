@@ -14,8 +14,8 @@ MINIMUM, FIRST_SHARE, SHARE, TIMES_LONGEST = 5.0, 1 / 2, 1 / 3, 4.0
 ID = "no_end"
 NOT_FINISHED = "not finished"  # the answer of a replay whose run hung
 ADVICE = (
-    "look for a loop or a barrier that waits forever: run only that case (--case) and see where it stands with py-spy, "
-    "gdb or compute-sanitizer; if it is only slow, give a larger --budget"
+    "look for a loop or a barrier that waits forever: run only that case (--case) and see where it stands with py-spy "
+    "or gdb; if it is only slow, give a larger {option}"
 )
 
 
@@ -100,19 +100,22 @@ def timed_out_replay(error: BaseException, before: str, run: RunMessage, where: 
     return report
 
 
-def add_timeout(diagnosis: Diagnosis, run: RunMessage, where: str) -> Diagnosis:
-    """Add a hung run to a diagnosis: as its cause if nothing else is wrong, otherwise as one more finding."""
+def add_timeout(diagnosis: Diagnosis, case: str, sentence: str, option: str = "--budget") -> Diagnosis:
+    """Add a hung run to a diagnosis: as its cause if nothing else is wrong, otherwise as one more finding.
+
+    option: of the command, which sets the limit
+    """
     from ...assay.diagnosis import Cause
     from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
 
-    sentence = timeout_sentence(run, where)
-    diagnosis.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))
-    diagnosis.report.notes = [n for n in diagnosis.report.notes if n.id != NOT_RUN or n.case != run["case"]]
+    advice = ADVICE.format(option=option)
+    diagnosis.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, case))
+    diagnosis.report.notes = [n for n in diagnosis.report.notes if n.id != NOT_RUN or n.case != case]
     diagnosis.report.partial = diagnosis.partial = "a run did not end"
     if diagnosis.verdict in (PASS, UNJUDGED):
         diagnosis.verdict = diagnosis.report.verdict = FAIL
-        cause = Cause(ID, 1.0, "", [sentence], {}, f"{diagnosis.report.target} does not end", ADVICE)
+        cause = Cause(ID, 1.0, "", [sentence], {}, f"{diagnosis.report.target} does not end", advice)
         diagnosis.causes = [cause]
     else:
-        diagnosis.traced.insert(0, f"Also, {sentence}. {ADVICE[0].upper()}{ADVICE[1:]}.")
+        diagnosis.traced.insert(0, f"Also, {sentence}. {advice[0].upper()}{advice[1:]}.")
     return diagnosis

@@ -36,7 +36,7 @@ from . import deadlines
 if TYPE_CHECKING:
     from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage
 
-_LONGEST = 24 * 3600.0  # seconds of one call: the budget ends a run long before
+_LONGEST = 24 * 3600.0  # seconds of one call without --limit: the budget ends a run long before
 Send = Callable[["ProgressMessage"], None]
 
 
@@ -59,7 +59,7 @@ def diagnose(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
                         progress=lambda text: send({"searching": text}),
                     )  # fmt: skip
                 if ended:
-                    deadlines.add_timeout(diagnosis, *ended[0])
+                    deadlines.add_timeout(diagnosis, ended[0][0]["case"], deadlines.timeout_sentence(*ended[0]))
                 lost = _write_bundle(diagnosis, request["out"]) + _write_patched(diagnosis, request["apply"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
@@ -172,7 +172,8 @@ class _Subject:
                 raise UnknownName(
                     f"--backend {request['backend']}: only operators have backends, not targets of your own."
                 )
-            target = in_its_own_process(one_target(name), name, None, self.device, _LONGEST)
+            limit = _LONGEST if request["limit"] is None else request["limit"]
+            target = in_its_own_process(one_target(name), name, None, self.device, limit)
             self.target, self.dtype, self.how = target, dtype, ""
             self.words = shlex.quote(name)
             return

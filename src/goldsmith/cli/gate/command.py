@@ -22,8 +22,9 @@ from ...assay.gate.isolation.limits import Limits
 from ...assay.gate.judges import Judges, NoJudge, Pair
 from ...assay.gate.judging import GateOptions
 from ...assay.gate.verdict import REFUSED, Verdict
+from ...core.tracing import TargetError
 from ..bench.session import device_name
-from ..output_files import check_file, write_or_explain
+from ..output_files import check_files, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import INTERRUPTED, Failure, console, count, print_paragraph
 from . import display
@@ -54,6 +55,7 @@ class GateRequest:
     seconds: float = 60.0
     import_seconds: float = 60.0
     total_seconds: float = 300.0
+    problem_seconds: float = 300.0
     memory: float = 4.0
     sandbox: str = "auto"
     verbose: bool = False
@@ -63,8 +65,9 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     """Run the command and return its exit status."""
     err = console(stderr=True)
     out = err if json_to == "-" else console()
-    for option, path in (("--html", html), ("--json", Path(json_to) if json_to not in (None, "-") else None)):
-        check_file(path)
+    rows = Path(json_to) if json_to not in (None, "-") else None
+    check_files(html, rows)
+    for option, path in (("--html", html), ("--json", rows)):
         _check_kept(option, path, request)
     began = time.monotonic()
     device = device_name(request.device)
@@ -165,9 +168,15 @@ def _options(request: GateRequest, device: str) -> GateOptions:
         request.seconds, request.import_seconds, int(request.memory * 2**30), total_seconds=request.total_seconds
     )
     seed = secrets.randbits(31) if request.seed is None else request.seed
-    return GateOptions(
-        device, limits, seed, request.probes, request.diagnose, time=request.bench, sandbox=request.sandbox
-    )
+    options = GateOptions(
+        device, limits, seed, request.probes, request.diagnose, time=request.bench, sandbox=request.sandbox,
+        problem_seconds=request.problem_seconds,
+    )  # fmt: skip
+    try:
+        options.check()
+    except TargetError as error:
+        raise Failure(f"{error}.") from None
+    return options
 
 
 def _pair(submission: Submission, request: GateRequest, device: str) -> Pair | Verdict:

@@ -12,6 +12,8 @@ from ..help_text import grouped, joined
 from ..signals import exit_on_signals
 from ..terminal import announce, in_a_paragraph
 
+LONGEST = 1e7  # seconds
+
 
 class SandboxChoice(StrEnum):
     auto = "auto"
@@ -35,7 +37,7 @@ class ResumeChoice(StrEnum):
 
 GROUPS = {
     "What to judge": ("candidates", "problem", "sizes", "elements", "workloads", "dtype"),
-    "How": ("device", "jobs", "cluster", "probes", "seed", "diagnose", "bench"),
+    "How": ("device", "jobs", "cluster", "probes", "seed", "diagnose", "bench", "problem_seconds"),
     "What a candidate may use": ("seconds", "import_seconds", "total_seconds", "memory", "sandbox"),
     "Output": ("json", "resume", "html", "verbose"),
 }
@@ -96,18 +98,31 @@ def gate(
     ] = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Diagnose the candidates that fail.")] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Time what is accepted, and verify the timed calls.")] = False,
-    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", min=0.01)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", min=0.01, max=LONGEST)] = 60.0,
     import_seconds: Annotated[
-        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01)
+        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01, max=LONGEST)
     ] = 60.0,
     total_seconds: Annotated[
         float,
-        typer.Option(help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01),
+        typer.Option(
+            help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01, max=LONGEST
+        ),
+    ] = 300.0,
+    problem_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Time limit of one step of the problem's own code, in seconds: reading its file, drawing the inputs "
+            "of a case, or one call of its golden.",
+            min=0.01,
+            max=LONGEST,
+        ),
     ] = 300.0,
     memory: Annotated[
         float,
         typer.Option(
-            help="Memory limit of a candidate, in GiB, on top of what its process has at the start.", min=0.001
+            help="Memory limit of a candidate, in GiB, on top of what its process has at the start.",
+            min=0.001,
+            max=1e6,
         ),
     ] = 4.0,
     sandbox: Annotated[
@@ -160,6 +175,7 @@ def gate(
         seconds=seconds,
         import_seconds=import_seconds,
         total_seconds=total_seconds,
+        problem_seconds=problem_seconds,
         memory=memory,
         sandbox=sandbox.value,
         verbose=verbose,

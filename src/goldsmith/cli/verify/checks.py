@@ -82,6 +82,7 @@ class Check:
 def crash_report(check: Check, case: str, dtype: str, died: Died) -> Report:
     """A report that fails because the process died: CERTAIN, with the signal and the frame."""
     text = f"the process ended {died.how} while the candidate ran"
+    text = f"while the candidate ran, its process was ended {died.how}" if died.ended else text
     text += f", {died.frame}" if died.frame else ""
     text += f"; its last line: {died.last_line!r}" if died.last_line else ""
     finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)

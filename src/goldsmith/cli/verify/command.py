@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ... import __version__
-from ..output_files import check_file, write_json_file, write_or_explain
+from ..output_files import check_files, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED_EARLY,
@@ -26,7 +26,7 @@ from ..terminal import (
     print_paragraph,
     write_json,
 )
-from ..workers.pool import Died, Pool, WorkersFailed
+from ..workers.pool import Died, Pool, StepOverdue, WorkersFailed, overdue_sentence
 from . import display
 from .outcome import VerifyOutcome, VerifyRequest
 from .selection import Job, examined
@@ -46,8 +46,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     """Run the command and return its exit status."""
     err = console(stderr=True)
     out = err if json_to == "-" else console()
-    for path in (html, Path(json_to) if json_to not in (None, "-") else None):
-        check_file(path)
+    check_files(html, Path(json_to) if json_to not in (None, "-") else None)
     outcome = verify(request, err)
     entries = outcome.entries
     remarks = [*outcome.remarks, *display.left_out(outcome.checks), *display.remarks(entries)]
@@ -99,7 +98,10 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     size = 1 if request.ranks else request.jobs or max(1, min(cores, 16))  # ranks use the cores
     arguments = ("--interpret",) if request.interpret else ()
     try:
-        with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
+        with (
+            terminate_like_ctrl_c(),
+            Pool(size, arguments=arguments, threads=max(1, cores // size), step_limit=request.step_limit) as pool,
+        ):
             try:
                 with err.status("[dim]loading operators[/]"):
                     outcome = _list_checks(pool, request)
@@ -158,6 +160,8 @@ def _list_checks(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
     }
     try:
         reply = pool.ask(list_request)
+    except StepOverdue as error:
+        raise Failure(overdue_sentence(", ".join(request.names), str(error))) from error
     except WorkersFailed as error:
         names = ", ".join(request.names)
         raise Failure(f"Importing {names or 'the operators'} ended the worker process: it {error}") from error
@@ -219,7 +223,10 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
             for job, reply in pool.run(retried if alone else jobs, group=_group):
                 check, dtype = outcome.checks[job["check"]], job["dtype"]
                 case = job["label"]
-                if isinstance(reply, Died):
+                if isinstance(reply, Died) and reply.overdue:
+                    check.problem = overdue_sentence(check.source, reply.overdue)
+                    pool.leave_out(partial(_of_check, job["check"]))  # they would wait as long
+                elif isinstance(reply, Died):
                     check.reports.append(crash_report(check, case, dtype, reply))
                 elif "problem" in reply:
                     check.problem = reply["problem"]
@@ -240,6 +247,10 @@ def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Cons
                 check.done += 1
                 now = cast("CheckRequest", pool.running[0]) if pool.running else job
                 progress.finished(check, job["cost"], f"{outcome.checks[now['check']].name}: {now['case']}")
+
+
+def _of_check(number: int, job: CheckRequest) -> bool:
+    return job["check"] == number
 
 
 def _group(job: CheckRequest) -> tuple[int, str, str]:

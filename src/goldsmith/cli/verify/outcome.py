@@ -30,7 +30,8 @@ class VerifyRequest:
     seed: int = 0
     verbose: bool = False  # show every finding and note
     ranks: int | None = None  # run on so many processes
-    limit: float = 120.0  # seconds after which ranks that do not answer are reported
+    limit: float = 120.0  # seconds after which ranks, or calls of a user's kernel, that do not answer are reported
+    step_limit: float = 300.0  # the same for steps of the user's own code beside the judge: import, inputs, golden
 
 
 @dataclass

@@ -9,9 +9,10 @@ from dataclasses import replace
 import torch
 
 from ...assay.declare.target import Target
-from ...assay.gate.isolation.candidate_process import CandidateProcess, Surroundings
+from ...assay.gate.isolation.candidate_process import CandidateProcess
 from ...assay.gate.isolation.candidate_side import Parts
 from ...assay.gate.isolation.limits import Limits
+from ...assay.gate.isolation.sandbox import Surroundings
 from ...assay.gate.isolation.zygote_process import zygote
 from ...assay.report.check_report import Report
 from ...assay.report.results import CERTAIN, FAIL, Finding

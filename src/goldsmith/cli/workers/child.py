@@ -15,6 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from ...assay.declare import problem_steps
 from ...assay.execute import hooks
 from ...assay.gate.isolation import candidate_process, zygote_process
 from ...assay.gate.isolation.candidate_process import CandidateEnded
@@ -40,6 +41,8 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
         except Closed:
             break
         reply: WorkerReply
+        own = message["do"] != "check" or ":" in message["source"]  # not of an operator of goldsmith's
+        problem_steps.LISTENERS[:] = [partial(_tell_step, connection, number)] if own else []
         try:
             reply = _answer(tasks, message, partial(_tell, connection, number))
         except CandidateEnded as ended:
@@ -69,7 +72,14 @@ def _candidate_ended(ended: CandidateEnded) -> WorkerReply:
     """The reply after the end of a candidate's process: as if that had been this one."""
     if ended.raised:
         return {"ended": ended.raised, "where": ended.where}
-    return {"died": {"how": ended.how or f"because {ended.text}", "stderr": ended.stderr if ended.how else ""}}
+    return {
+        "died": {
+            "how": ended.how or f"because {ended.text}",
+            "stderr": ended.stderr if ended.how else "",
+            "signal": ended.signal,
+            "ended": "" if ended.how else ended.status,
+        }
+    }
 
 
 def _end_runs_on_signal() -> None:
@@ -102,3 +112,7 @@ def _innermost_frame(error: BaseException) -> str:
 
 def _tell(connection: Connection, number: int, progress: ProgressMessage) -> None:
     connection.send(number, {"progress": progress})
+
+
+def _tell_step(connection: Connection, number: int, words: str) -> None:
+    connection.send(number, {"step": words})

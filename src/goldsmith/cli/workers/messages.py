@@ -68,6 +68,7 @@ class DiagnosisRequest(PlacementRequest):
     patch: bool
     apply: str | None
     propose: str | None
+    limit: float | None
 
 
 class EndRequest(TypedDict):
@@ -152,15 +153,18 @@ class DiagnosisReply(FailureReply, total=False):
 
 
 class DeathFacts(TypedDict):
-    """How a candidate's process ended, and what it printed last."""
+    """How a candidate's process ended, and what it printed last, as `pool.Died`."""
 
     how: str
     stderr: str
+    signal: int
+    ended: str
 
 
 class WorkerReply(ListReply, CheckReply, DiagnosisReply, total=False):
-    """Any reply; `ready` and `progress` are sent unasked."""
+    """Any reply; `ready`, `step` and `progress` are sent unasked."""
 
     died: DeathFacts
     ready: bool
+    step: str
     progress: ProgressMessage

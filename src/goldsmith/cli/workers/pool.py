@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -30,17 +30,27 @@ RequestT = TypeVar("RequestT", bound="WorkerRequest")
 _MAIN = "goldsmith.cli.workers.child:serve"
 _PRELOADED = ("torch", "goldsmith.cli.workers.child", "goldsmith.assay.gate.isolation.child")
 PATIENCE = 10.0  # seconds that workers get to answer after a Ctrl-C was passed on to them
+STEP_LIMIT = 300.0  # seconds
 GRACE = 2.0  # seconds between asking a run to end because its time is up, and killing its process
+_PATIENCE_OF_A_STEP, _WRITING = 0.5, 0.05  # seconds until a stack is begun, and for writing it
 LAST_WORDS = 100_000  # bytes of stderr read from a dead worker; deep stacks and lists of modules are long
 LIBRARY_PATHS = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")  # parts of the paths of frames to skip
 
 
 @dataclass(frozen=True)
 class Died:
-    """How a worker died: the signal or exit status, and the last of its stderr."""
+    """How a worker died: the signal or exit status, and the last of its stderr.
+
+    overdue    a sentence, where it was ended because a step of the user's own code beside the judge took too long
+    signal     its number, or 0
+    ended      why the candidate's process was ended, as `CandidateEnded.status`; "" where it ended by itself
+    """
 
     how: str
     stderr: str
+    overdue: str = ""
+    signal: int = 0
+    ended: str = ""
 
     @property
     def frame(self) -> str:
@@ -68,6 +78,10 @@ class WorkersFailed(RuntimeError):
     """No worker could be started; the text is the last one's stderr."""
 
 
+class StepOverdue(RuntimeError):
+    """A step of the user's own code beside the judge took too long; the text says which, and where it stood."""
+
+
 class _Worker:
     """One worker, forked from the zygote, with the request that it works on."""
 
@@ -80,6 +94,8 @@ class _Worker:
         self.since = 0.0  # when it got the request
         self.ready = False
         self.broken = ""  # what it sent that is no reply
+        self.step: tuple[str, float] | None = None  # of the user's own code beside the judge, and when it began
+        self.overdue = ""  # how that took too long
         self.stderr_before = 0  # bytes of stderr written before the present job
         self.requests = 0
         self.stderr = tempfile.TemporaryFile()
@@ -104,6 +120,8 @@ class _Worker:
                 known = isinstance(reply, dict) and number == (0 if "ready" in reply else self.requests)
                 if not known:
                     raise Malformed("something that is no reply to its request")
+                if "step" in reply:
+                    self.step = (reply["step"], time.monotonic()) if reply["step"] else None
                 self.inbox.put((self, cast("WorkerReply", reply)))
         except Closed:
             pass
@@ -123,10 +141,10 @@ class _Worker:
 
     def death(self) -> Died:
         status = self.end(GRACE) or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if self.broken:
             how = self.broken
-        elif os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
+        elif number:
             known = {s.value: s.name for s in signal.Signals}
             how = f"by signal {number} ({known.get(number, 'unknown')})"
         else:
@@ -135,7 +153,20 @@ class _Worker:
         self.stderr.seek(max(self.stderr_before, self.stderr.tell() - LAST_WORDS))  # skips the output of earlier jobs
         stderr = self.stderr.read().decode(errors="replace").strip()
         self.close()
-        return Died(how, stderr)
+        died = Died(how, stderr, signal=number)
+        return replace(died, overdue=f"{self.overdue}, {died.frame}" if self.overdue and died.frame else self.overdue)
+
+    def end_overdue_step(self, limit: float) -> None:
+        """Kills the process where a step has taken longer than the limit; before, it writes its stack."""
+        if self.step is None or time.monotonic() < self.step[1] + limit or self.overdue:
+            return
+        self.overdue = f"{self.step[0]} had not ended after {limit:g} s"
+        written, until = os.fstat(self.stderr.fileno()).st_size, time.monotonic() + _PATIENCE_OF_A_STEP
+        self.signal(WRITE_STACK)
+        while time.monotonic() < until and os.fstat(self.stderr.fileno()).st_size == written:
+            time.sleep(0.02)
+        time.sleep(_WRITING)
+        self.signal(signal.SIGKILL)
 
     def end(self, grace: float = 0.0) -> int | None:
         """Kill the process, and all that it started; its wait status."""
@@ -168,16 +199,20 @@ class Pool:
         on_progress: Callable[[ProgressMessage], None] | None = None,
         forward_ctrl_c: bool = False,
         until: Callable[[], float | None] = lambda: None,
+        step_limit: float = STEP_LIMIT,
     ) -> None:
         """on_progress    called with each progress message of a worker
         forward_ctrl_c  the first Ctrl-C goes to busy workers, which answer with partial results; the second ends them
         until           returns the time.monotonic() at which the workers' present run must end, or None. A worker is
-                        first asked to end the run, so that it can answer with partial results, and then killed."""
+                        first asked to end the run, so that it can answer with partial results, and then killed
+        step_limit      seconds for one step of the user's own code beside the judge: an import, the inputs of a case,
+                        or one call of a golden"""
         self.size, self.arguments, self.threads = size, arguments, threads
         self.zygote: ZygoteProcess | None = None
         self.zygote_stderr = tempfile.TemporaryFile()
         self.on_progress, self.forward_ctrl_c, self.interrupted = on_progress, forward_ctrl_c, False
-        self.until = until
+        self.until, self.step_limit = until, step_limit
+        self.pending: list[tuple[object, WorkerRequest]] = []  # (group, job) that no worker has yet
         # (the deadline that passed, when the workers were asked to end)
         self.asked_to_end: tuple[float, float] | None = None
         self.inbox: queue.Queue[tuple[_Worker, WorkerReply | None]] = queue.Queue()
@@ -213,6 +248,8 @@ class Pool:
     def ask(self, message: WorkerRequest) -> WorkerReply:
         """Send one request to the first worker and return its reply; raises WorkersFailed if the worker dies."""
         for _, reply in self.run([message]):
+            if isinstance(reply, Died) and reply.overdue:
+                raise StepOverdue(reply.overdue)
             if isinstance(reply, Died):
                 raise WorkersFailed(_death(reply))
             return reply
@@ -227,8 +264,8 @@ class Pool:
                 kernels, which otherwise every worker would compile at the same time
         """
         pending = [(group(job), job) for job in jobs]
-        open_jobs = len(pending)
-        while open_jobs:
+        self.pending = cast("list[tuple[object, WorkerRequest]]", pending)
+        while pending or any(w.job is not None for w in self.workers):
             busy = sum(w.job is not None for w in self.workers)
             while len(self.workers) < self.size and len(self.workers) < busy + len(pending):
                 self._start()
@@ -250,18 +287,22 @@ class Pool:
                 if worker.job is None:
                     continue
                 job, worker.job = cast("RequestT", worker.job), None
-                open_jobs -= 1
                 yield job, died
             elif "ready" in reply:
                 worker.ready = True
+            elif "step" in reply:
+                pass  # `_timeout` looks at it
             elif "progress" in reply:
                 if self.on_progress is not None:
                     self.on_progress(reply["progress"])
             else:
                 job, worker.job = cast("RequestT", worker.job), None
-                open_jobs -= 1
                 died_there = reply.get("died")
-                yield job, reply if died_there is None else Died(died_there["how"], died_there["stderr"])
+                yield job, reply if died_there is None else Died(**died_there)
+
+    def leave_out(self, unwanted: Callable[[RequestT], bool]) -> None:
+        """Drops the jobs of the present `run` that no worker has yet."""
+        self.pending[:] = [(group, job) for group, job in self.pending if not unwanted(cast("RequestT", job))]
 
     def _choice(self, worker: _Worker, groups: Sequence[object]) -> int:
         """The number of the worker's next job, among those of these groups: the first of its own group, otherwise of a
@@ -278,6 +319,8 @@ class Pool:
             except queue.Empty:
                 if self.interrupted:
                     raise KeyboardInterrupt from None  # the run in the worker does not stop
+                for worker in self.workers:
+                    worker.end_overdue_step(self.step_limit)
                 self._end_overdue_runs()
             except KeyboardInterrupt:
                 at_work = [w for w in self.workers if w.job is not None]
@@ -288,14 +331,15 @@ class Pool:
                     worker.signal(signal.SIGINT)
 
     def _timeout(self) -> float | None:
-        """Seconds to wait for a message before an overdue run must be ended; None: forever."""
+        """Seconds to wait for a message before an overdue run or step must be ended; None: forever."""
+        if self.interrupted:
+            return PATIENCE
         until = self.until()
-        if self.interrupted or until is None:
-            return PATIENCE if self.interrupted else None
-        now = time.monotonic()
-        if self.asked_to_end is not None and self.asked_to_end[0] == until:
-            return max(0.01, self.asked_to_end[1] + GRACE - now)
-        return max(0.01, until - now)
+        ends = [w.step[1] + self.step_limit for w in self.workers if w.step is not None and not w.overdue]
+        if until is not None:
+            asked = self.asked_to_end is not None and self.asked_to_end[0] == until
+            ends.append(self.asked_to_end[1] + GRACE if asked and self.asked_to_end is not None else until)
+        return max(0.01, min(ends) - time.monotonic()) if ends else None
 
     def _end_overdue_runs(self) -> None:
         """End a run whose time is up: ask its worker first, and kill the worker if it is still busy after GRACE."""
@@ -319,3 +363,8 @@ def _death(died: Died) -> str:
     where = f", {died.frame}" if died.frame else ""
     line = died.last_line
     return f"ended {died.how}{where}. " + (f"Its last line: {line}" if line else "It printed nothing more.")
+
+
+def overdue_sentence(name: str, how: str) -> str:
+    """What to say of a target whose own code beside the judge took too long."""
+    return f"{name}: {how}. If it is only slow, give a larger --limit."

@@ -1,5 +1,8 @@
 """JSON lines as candidates: one object a line with `source` (or `completion`), and if you like `name`, `language`,
 `entry`, `files` and `problem`.
+
+The name is a text or a number; `id` and `task_id` mean the same. Where it is missing, or of another type, the name is
+FILE:LINE.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ def of_object(data: Any, name: str) -> Submission:
         return solution(data, name)
     if not isinstance(data, Mapping):
         return refused(name, "no_source", f"{name}: of type {type(data).__name__}, expected an object with a source")
-    own = next((str(data[k]) for k in NAMES if isinstance(data.get(k), str | int) and data[k] != ""), name)
+    own = next((str(data[k]) for k in NAMES if _is_name(data.get(k))), name)
     key = next((k for k in TEXTS if isinstance(data.get(k), str | list | Mapping)), None)
     if key is None:
         return refused(own, "no_source", f'{name}: the object has no source; give the code as "source"')
@@ -59,6 +62,10 @@ def of_object(data: Any, name: str) -> Submission:
         return refused(own, "unknown_language", f"{name}: the language {named[:40]!r} is unknown; there are: {known}")
     candidate = Candidate(own, code, language=language, entry=data.get("entry") or "", files=dict(files))
     return Submission(candidate, data.get("problem") or None)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
 
 
 def solution(data: Mapping[str, object], name: str) -> Submission:

@@ -25,7 +25,7 @@ from ...support.deadline import WRITE_STACK
 from .encoding import Unsendable, receive, send
 from .limits import Limits, Spent, children, resident_bytes, stored_bytes
 from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
-from .sandbox import FULL
+from .sandbox import FULL, PASSED_ON, Surroundings
 from .wire import events_from_data, request_of, results_from_data
 from .zygote_process import NoZygote, ZygoteProcess
 
@@ -34,13 +34,10 @@ CRASHED, TIMED_OUT, OVER_MEMORY, CHEATING, REFUSED = "crashed", "timed_out", "ov
 _REASONS = dict(
     crashed="process", timed_out="seconds", over_memory="memory_bytes", cheating="patched_runtime", refused="import"
 )
+_OF_WRITES = ", as code does that writes to a file descriptor which it did not open"
 _KEPT = 64 << 10  # bytes of output to keep
 _WATCH_EVERY = 0.1  # seconds
 _GRACE, _PATIENCE = 1.0, 0.5  # seconds: from a connection's end to that of its process, for saying where it stands
-PASSED_ON = (  # variables that a kernel's compiler or libraries need
-    "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "CC", "CXX",
-)  # fmt: skip
 _MOST_EVENTS, _LONGEST = 1000, 4000  # notes of a process, and characters of a text that it sends
 _RECORDED, _RECORDED_BYTES = 4, 16 << 20  # last calls, and their inputs' size
 _waiting: list[CandidateProcess] = []  # whose judge waits for a reply
@@ -50,35 +47,18 @@ class CandidateEnded(BaseException):
     """The candidate's process can answer no more. No `except Exception` on the way to the judge may swallow this.
 
     how     where the process died by itself: "by signal 11 (SIGSEGV)", "with status 0"; else ""
+    signal  then its number, or 0
     stderr  what it printed last
     raised  what it raised that would have ended the program, or ""; where: at which line
     """
 
     def __init__(
         self, status: str, text: str, reason: str = "", *, how: str = "", stderr: str = "", raised: str = "",
-        where: str = "",
+        where: str = "", signal: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(text)
         self.status, self.text, self.reason = status, text, reason or _REASONS[status]
-        self.how, self.stderr, self.raised, self.where = how, stderr, raised, where
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Where a candidate's process runs.
-
-    boxed    in namespaces, with a home of its own and a reduced environment
-    hidden   folders that it may not see
-    gpu      that it uses, or "". Its driver allows neither namespaces nor a limit of the address space
-    threads  of torch; 0: as many as the zygote has
-    paths    folders to import from
-    """
-
-    boxed: bool = True
-    hidden: tuple[str, ...] = ()
-    gpu: str = ""
-    threads: int = 0
-    paths: tuple[str, ...] = ()
+        self.how, self.stderr, self.raised, self.where, self.signal = how, stderr, raised, where, signal
 
 
 @dataclass(eq=False)
@@ -131,6 +111,15 @@ class CandidateProcess:
         if self.around.boxed and _stands_alone(settings) and _bytes(material) <= _RECORDED_BYTES:
             self.recorded.append((material, replace(settings, keep=""), run))
         return run
+
+    def alone(self, material: Material, settings: RunSettings) -> CandidateRun:
+        """The same run in a new process, which has made no other."""
+        own = self.zygote, self.limits, self.loader, self.arguments, self.around
+        process = CandidateProcess(*own, again=True, library=self.library, spent=self.spent)
+        try:
+            return process(material, settings)
+        finally:
+            process.close()
 
     def load(self) -> dict[str, Any]:
         """Function -> its parameters, once the candidate is imported; CandidateEnded where that fails."""
@@ -249,7 +238,7 @@ class CandidateProcess:
             where = self.where()
             self._end(TIMED_OUT, f"{text}, {where}" if where else text)
         except Malformed as error:
-            self._end(CHEATING if isinstance(error, Forged) else CRASHED, f"its process sent {error}")
+            self._end(CHEATING if isinstance(error, Forged) else CRASHED, f"it sent {error}{_OF_WRITES}")
         except Closed:
             self._died(what)
         except BaseException:  # the user's Ctrl-C, or a deadline: the call goes on there, and its reply would come late
@@ -277,7 +266,7 @@ class CandidateProcess:
             raise TargetError(str(reply["problem"]))
         if "memory" in reply:
             if not self.around.boxed:  # other programs may have taken it
-                raise torch.OutOfMemoryError(f"{reply['memory']}; {memory_errors.TO_DO}")
+                raise memory_errors.ElsewhereOutOfMemory(str(reply["memory"]))
             self._end(OVER_MEMORY, f"{reply['memory']}; it may use {self.limits.memory_bytes >> 20} MiB")
         if "ended" in reply:
             raised, where = str(reply["ended"]), str(reply.get("where", ""))
@@ -306,11 +295,17 @@ class CandidateProcess:
         if now < self.watched_at + _WATCH_EVERY:
             return
         self.watched_at = now
+        self.look_at_memory()
+
+    def look_at_memory(self) -> None:
+        """Ends it where it has more memory now than it may."""
         used = resident_bytes(self.pid, self.resident)
         if self._in_namespaces:
             used += stored_bytes(self._candidate_pid())
         if used > self.limits.memory_bytes:
-            self._end(OVER_MEMORY, f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}")
+            where = self.where()
+            text = f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}"
+            self._end(OVER_MEMORY, f"{text} ({where})" if where else text)
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -325,19 +320,20 @@ class CandidateProcess:
 
     def _died(self, what: str) -> None:
         self.close(_GRACE)
-        if os.WIFSIGNALED(status := self.status or 0):
-            number = os.WTERMSIG(status)
+        status = self.status or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if number:
             how = f"by signal {number} ({signal.Signals(number).name if number in list(signal.Signals) else 'unknown'})"
         else:
             how = f"with status {os.WEXITSTATUS(status)}"
         place, line = frame_of_report(self.text), self.last_line
         text = f"its process ended {how} during {what}" + (f", {place}" if place else "")
         text += f"; its last line: {line!r}" if line else ""
-        raise CandidateEnded(CRASHED, text, how=how, stderr=self.text)
+        raise CandidateEnded(CRASHED, text, how=how, stderr=self.text, signal=number)
 
-    def _end(self, status: str, text: str, reason: str = "", **more: str) -> Any:
+    def _end(self, status: str, text: str, reason: str = "", *, raised: str = "", where: str = "") -> Any:
         self.close()
-        raise CandidateEnded(status, text, reason, stderr=self.text, **more)
+        raise CandidateEnded(status, text, reason, stderr=self.text, raised=raised, where=where)
 
     def where(self) -> str:
         """Where a call stands now, "in f (k.py, line 3)", or "": the process writes its stack when it is asked to."""

@@ -141,7 +141,7 @@ def _made(message: Mapping[str, Any], events: EventLog) -> tuple[Any, dict[str, 
         return None, {"problem": str(error), "seen": events.report()}
     except BaseException as error:  # noqa: BLE001 - a source may raise whatever it likes
         if memory_errors.out_of_memory(error):
-            return None, {"memory": memory_errors.wanted(error)}
+            return None, {"memory": _wanted(error)}
         return None, {"refused": _import_error(error), "seen": events.report()}
     return value, {"seen": events.report()}
 
@@ -155,6 +155,11 @@ def _words(error: BaseException) -> str:
     """The class of an exception, and its text if there is one."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _wanted(error: BaseException) -> str:
+    """How much memory was asked for, and where."""
+    return memory_errors.wanted(error) + raised.place(error)
 
 
 def _ending(error: BaseException) -> dict[str, str]:
@@ -183,7 +188,7 @@ def _told(answer: Callable[[], dict[str, Any]], where: str) -> dict[str, Any]:
         return {"problem": str(error)}
     except Exception as error:  # noqa: BLE001 - a candidate may raise whatever it likes
         if memory_errors.out_of_memory(error):
-            return {"memory": memory_errors.wanted(error)}
+            return {"memory": _wanted(error)}
         return {"failed": f"{where} raised {_words(error)}"[:500] + raised.place(error)}
     except BaseException as error:  # noqa: BLE001 - the same
         return _ending(error)
@@ -207,11 +212,11 @@ def _run(
             text = f"what it returned cannot be read: {_words(error)}"[:500] + raised.place(error)
             return {"failed": text, "seen": events.report()}
         memory_errors.release(material.device)
-        return {"memory": memory_errors.wanted(error)}
+        return {"memory": _wanted(error)}
     except BaseException as error:  # noqa: BLE001 - a candidate may raise whatever it likes
         return {**_ending(error), "seen": events.report()}
     if run.error is not None and memory_errors.out_of_memory(run.error):
-        return {"memory": memory_errors.wanted(run.error)}
+        return {"memory": _wanted(run.error)}
     if run.plain is not None:
         late.keep(run.plain)
     return {"run": results_to_data(run), "seen": events.report()}

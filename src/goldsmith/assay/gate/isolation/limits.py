@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+_MOST = 1 << 60  # what the system's limits can hold
 _WRITTEN = 1 << 30  # bytes of one file
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,6 +40,8 @@ class Limits:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")
+            if "seconds" not in name and (not isinstance(value, int) or value > _MOST):
+                raise ValueError(f"{name}: expected a whole number of at most {_MOST}, got {value!r}")
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)

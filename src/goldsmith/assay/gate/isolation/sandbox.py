@@ -39,6 +39,30 @@ _PATHS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "
 FULL, GROUP = "namespaces", "process group"  # how much isolation there is
 
 
+PASSED_ON = (  # variables that a kernel's compiler or libraries need
+    "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "CC", "CXX",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a candidate's process runs.
+
+    boxed    in namespaces, with a home of its own and a reduced environment
+    hidden   folders that it may not see
+    gpu      that it uses, or "". Its driver allows neither namespaces nor a limit of the address space
+    threads  of torch; 0: as many as the zygote has
+    paths    folders to import from
+    """
+
+    boxed: bool = True
+    hidden: tuple[str, ...] = ()
+    gpu: str = ""
+    threads: int = 0
+    paths: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Sandbox:
     """home: a folder that can be written, empty at first, as are /tmp and /dev/shm; hidden: folders that look empty.

@@ -20,4 +20,6 @@ def evidence(process: CandidateProcess) -> list[str]:
         return [sentence[:300] for sentence in sentences]
 
     calls = 1 + math.ceil(LATE / process.limits.seconds)
-    return process.answer({"do": "late"}, "a last look at its results", read, calls=calls)
+    sentences = process.answer({"do": "late"}, "a last look at its results", read, calls=calls)
+    process.look_at_memory()
+    return sentences

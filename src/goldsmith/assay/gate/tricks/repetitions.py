@@ -6,7 +6,7 @@ output gradient is right where that is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,21 +21,12 @@ _CALLS = 3  # to repeat alone
 _CLOSE = 1e-3  # relative: differences of legal orders are smaller
 
 
-def of_earlier_calls(process: CandidateProcess, another: Callable[[], CandidateProcess]) -> tuple[str, str] | None:
+def of_earlier_calls(process: CandidateProcess) -> tuple[str, str] | None:
     """(trick, sentence) if one of the last calls gives another result alone in a new process, twice the same one."""
     for material, settings, recorded in list(process.recorded)[: -_CALLS - 1 : -1]:
-
-        def alone() -> CandidateRun:
-            fresh = another()
-            try:
-                fresh.load()
-                return fresh(material, settings)  # noqa: B023 - called in this turn of the loop
-            finally:
-                fresh.close()
-
-        once = alone()
+        once = process.alone(material, settings)
         names = _apart(once, recorded)
-        if names and not _apart(once, alone()):
+        if names and not _apart(once, process.alone(material, settings)):
             text = f"alone in a new process, a call gives another {names[0]} than after other calls"
             return ("backward_shortcut" if all(n.endswith(".grad") for n in names) else "cached_result"), text
     return None

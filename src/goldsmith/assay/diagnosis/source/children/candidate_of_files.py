@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ....gate.isolation.candidate_process import CandidateProcess, Surroundings
+from ....gate.isolation.candidate_process import CandidateProcess
 from ....gate.isolation.limits import Limits
+from ....gate.isolation.sandbox import Surroundings
 from ....gate.isolation.zygote_process import zygote
 from ..reading.candidate_source import CandidateSource
 

@@ -9,10 +9,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....gate.isolation.candidate_process import PASSED_ON
 from ....gate.isolation.encoding import receive, send
 from ....gate.isolation.limits import Limits
 from ....gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
+from ....gate.isolation.sandbox import PASSED_ON
 from ....gate.isolation.zygote_process import NoZygote, zygote
 from ..reading.candidate_source import CandidateSource
 
