@@ -130,7 +130,7 @@ def run(problem: ProblemSource, count: int, jobs: int, options: GateOptions) -> 
                     unexpected.append(f"{verdict.candidate}: {verdict.status} {verdict.reason}: {verdict.evidence[:1]}")
                 slowest = max(slowest, (verdict.seconds, verdict.candidate))
                 if seen in (10, 100, 500, 1000) or seen == count:
-                    memory[str(seen)] = sum(_own_bytes(p.process.pid) for p in judges.processes)
+                    memory[str(seen)] = sum(_own_bytes(p.pid) for p in judges.processes)
             running = len(_processes(mark))
         took = time.monotonic() - began
         time.sleep(1.0)

@@ -6,7 +6,6 @@ from pathlib import Path
 from goldsmith import assay
 
 SOURCE = Path(assay.__file__).parent
-MODULES = {p.relative_to(SOURCE).with_suffix("").parts: ast.parse(p.read_text()) for p in SOURCE.rglob("*.py")}
 
 
 def constructed(tree):
@@ -22,16 +21,18 @@ def constructed(tree):
     return result
 
 
-def borrowed():
+def borrowed(modules):
     """(who imports, the name, the third module that only imported it itself)"""
-    for parts, tree in MODULES.items():
+    names = {source: constructed(tree) for source, tree in modules.items()}
+    for parts, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level:
                 source = (*parts[: len(parts) - node.level], *(node.module.split(".") if node.module else ()))
-                if source in MODULES:
-                    missing = {alias.name for alias in node.names} - constructed(MODULES[source])
+                if source in names:
+                    missing = {alias.name for alias in node.names} - names[source]
                     yield from (("/".join(parts), name, "/".join(source)) for name in sorted(missing))
 
 
 def test_no_name_is_imported_through_a_module_that_only_imported_it():
-    assert len(MODULES) > 100 and list(borrowed()) == []
+    modules = {p.relative_to(SOURCE).with_suffix("").parts: ast.parse(p.read_text()) for p in SOURCE.rglob("*.py")}
+    assert len(modules) > 100 and list(borrowed(modules)) == []

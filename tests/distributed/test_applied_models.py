@@ -10,7 +10,7 @@ from hf import hyper_models
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.sweep(2, part=n)) for n, f in enumerate(hyper_models.PRESENT)]
+    "family", [pytest.param(f, marks=pytest.mark.sweep(4, part=n)) for n, f in enumerate(hyper_models.PRESENT)]
 )
 def test_a_step_on_two_ranks_has_the_gradients_of_one_process(family, pools):
     first, second = pools(2).run(hyper_models.sharded_step, [(family,)] * 2)

@@ -231,8 +231,8 @@ def launched_ranks(*programs):
 @pytest.mark.parametrize("function, limit_s, texts", [
     pytest.param("hangs_on_rank_1", 3.0, ("rank 1 did not answer in 3 s: it is in sleeping (rank_functions.py:",
                                           "rank 0 waits in all_reduce, called in right (rank_functions.py:"),
-                 marks=pytest.mark.sweep(2, part=0)),
-    pytest.param("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",), marks=pytest.mark.sweep(2, part=1)),
+                 marks=pytest.mark.sweep(4, part=0)),
+    pytest.param("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",), marks=pytest.mark.sweep(4, part=1)),
 ])  # fmt: skip
 def test_a_launchers_rank_that_is_missing_is_named(function, limit_s, texts):
     judges = JUDGES.format(start_s=60.0, limit_s=limit_s, function=function)
@@ -252,10 +252,12 @@ def test_a_launchers_variables_that_make_no_sense_are_named(wrong, text):
         LaunchedRank.of({**right, **wrong})
 
 
+@pytest.mark.sweep(4, part=2)
 def test_a_launchers_other_ranks_end_if_there_is_nothing_to_run():
     assert [status for status, _ in launched_ranks(ENDS, SERVES)] == [0, 0]
 
 
+@pytest.mark.sweep(4, part=3)
 def test_a_launchers_rank_that_does_not_start_is_named():
     ((_, judged),) = launched_ranks(JUDGES.format(start_s=0.0, limit_s=1.0, function="right"))
     assert "of 2 ranks, rank 1 did not start within 1 s" in judged

@@ -10,6 +10,7 @@ functions do.
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FAMILIES = ("mhc", "router", "experts")
@@ -42,6 +43,7 @@ class Import:
     typing: bool = False
 
 
+@cache  # two tests read all modules
 def imports(path: Path, package: str) -> list[Import]:
     """Every import of a module that lives in `package` ("goldsmith.mhc.post")."""
     rows: list[Import] = []

@@ -115,13 +115,13 @@ def test_importing_goldsmith_takes_less_than_half_a_second_beyond_torch():
     import goldsmith
 
     names = ", ".join(name for name in goldsmith.__all__ if not name.startswith("_"))
-    runs = []
+    command = [sys.executable, "-c", PROBE.format(names=names)]
+    alone = with_everything = float("inf")
     for _ in range(2):  # processor time, and the better of two: another process on the machine is not our slowness
-        command = [sys.executable, "-c", PROBE.format(names=names)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        runs.append([float(word) for word in done.stdout.split()])
-    alone, with_everything = (min(column) for column in zip(*runs))
+        if alone >= 0.1 or with_everything >= 0.5:
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            alone, with_everything = map(min, (alone, with_everything), map(float, done.stdout.split()))
     assert alone < 0.1
     assert with_everything < 0.5
 

@@ -93,11 +93,11 @@ def test_a_path_names_few_files_and_each_has_its_function(picture):
 @pytest.mark.parametrize(
     "picture, program",
     [
-        pytest.param("path-pre.svg", PRE, marks=pytest.mark.sweep(2, part=0)),
-        pytest.param("path-check.svg", CHECK, marks=pytest.mark.sweep(2, part=1)),
-        pytest.param("path-diagnose.svg", DIAGNOSE, marks=pytest.mark.sweep(2, part=0)),
-        pytest.param("path-moe.svg", MOE, marks=pytest.mark.sweep(2, part=1)),
-        pytest.param("path-finetune.svg", FINETUNE, marks=pytest.mark.sweep(2, part=1)),
+        pytest.param("path-pre.svg", PRE, marks=pytest.mark.sweep(5, part=0)),
+        pytest.param("path-check.svg", CHECK, marks=pytest.mark.sweep(5, part=1)),
+        pytest.param("path-diagnose.svg", DIAGNOSE, marks=pytest.mark.sweep(5, part=2)),
+        pytest.param("path-moe.svg", MOE, marks=pytest.mark.sweep(5, part=3)),
+        pytest.param("path-finetune.svg", FINETUNE, marks=pytest.mark.sweep(5, part=4)),
     ],
 )
 def test_a_path_is_really_taken(picture, program, tmp_path):

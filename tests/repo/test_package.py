@@ -26,6 +26,7 @@ from scripts.native import place, supported
 COMPILED = Path(__file__).with_name("compiled.py")
 LAUNCHED = f"--config-setting=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER={sys.executable};{COMPILED}"
 LIBRARY = "goldsmith/lib/libgoldsmith.so"
+on_the_day_of_the_wheel = pytest.mark.sweep(3, part=0)  # it is built once for all of its tests
 # Runs where goldsmith is nothing but the wheel. The page's template must have come along, and the native library.
 USE = """
 import sys
@@ -88,6 +89,7 @@ def members(path):
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
+@on_the_day_of_the_wheel
 def test_the_wheel_is_for_every_python_on_every_linux_with_glibc_2_28_and_carries_the_version(built):
     name, version, python, abi, platforms = built[0].name.removesuffix(".whl").split("-")
     assert (name, version, python, abi) == ("goldsmith", goldsmith.__version__, "py3", "none")
@@ -111,6 +113,7 @@ def test_the_librarys_symbols_are_no_newer_than_those_of_manylinux_2_28():
     assert max(versions["GCC"]) <= (8,)
 
 
+@on_the_day_of_the_wheel
 def test_the_wheel_holds_every_file_of_the_package_and_the_library_and_nothing_else(built):
     ours = {name for name in members(built[0]) if ".dist-info/" not in name}
     package = {str(path.relative_to(SOURCE.parent)) for path in files() if SOURCE in path.parents}
@@ -118,6 +121,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_library_and_nothing_e
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in members(built[0]))
 
 
+@on_the_day_of_the_wheel
 def test_the_wheel_holds_the_commands_but_no_peers_benchmarks_kernelfault_or_tests(built):
     names = {name for name in members(built[0]) if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == {"goldsmith"}
@@ -137,6 +141,7 @@ def test_the_package_imports_nothing_that_is_outside_the_wheel():
                 assert not {name.partition(".")[0] for name in names} & set(outside), f"{shown(path)}: {names}"
 
 
+@on_the_day_of_the_wheel
 def test_the_library_depends_on_the_c_library_and_libgcc_only(built, tmp_path):
     with zipfile.ZipFile(built[0]) as archive:
         library = archive.extract(LIBRARY, tmp_path)
@@ -144,6 +149,7 @@ def test_the_library_depends_on_the_c_library_and_libgcc_only(built, tmp_path):
     assert set(wanted) <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 
 
+@on_the_day_of_the_wheel
 def test_the_sdist_holds_what_is_needed_to_build_and_test(built):
     with tarfile.open(built[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -152,6 +158,7 @@ def test_the_sdist_holds_what_is_needed_to_build_and_test(built):
             assert shown(path) in names
 
 
+@on_the_day_of_the_wheel
 def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
     page = tmp_path / "page.html"
     assert (
@@ -160,11 +167,12 @@ def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
     assert page.read_text().lstrip().lower().startswith("<!doctype html>")
 
 
+@on_the_day_of_the_wheel
 def test_the_wheel_brings_the_command(installed, tmp_path):
     assert goldsmith.__version__ in run(installed.parent / "goldsmith", "--version", cwd=tmp_path)
 
 
-@pytest.mark.sweep(3, part=0)
+@on_the_day_of_the_wheel
 def test_the_sdist_works_in_an_empty_environment(built, tmp_path):
     python = environment(tmp_path / "environment")
     install(python, built[1], LAUNCHED)
@@ -172,6 +180,7 @@ def test_the_sdist_works_in_an_empty_environment(built, tmp_path):
     assert run(python, "-c", USE, page, cwd=tmp_path).split("\n")[0] == f"pass (5, 4, 8) {goldsmith.__version__} None"
 
 
+@on_the_day_of_the_wheel
 def test_the_index_page_has_keywords_versions_and_a_readme_without_links_into_the_checkout(built):
     with zipfile.ZipFile(built[0]) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))

@@ -158,7 +158,9 @@ def test_a_package_begins_with_its_names_and_what_they_are():
     assert "| [`goldsmith.distributed`](distributed.md) | Models with this library" in reference("goldsmith")
 
 
-# The site itself
+# The site itself, which is built on one day of three
+
+on_the_day_of_the_site = pytest.mark.sweep(3, part=0)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +193,7 @@ class Page(HTMLParser):
 
 
 @needs_docs
+@on_the_day_of_the_site
 def test_the_site_is_built_strictly_and_is_complete(site):
     pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
     wrong = []
@@ -234,8 +237,7 @@ def browser():
 
 @needs_docs
 @needs_chromium
-@pytest.mark.sweep(3)
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.sweep(9, part=n // 2 * 3)) for n in range(6)])
 def test_on_a_phone_no_page_scrolls_sideways_and_no_word_is_broken(site, browser, part):
     pages = sorted(path for path in site.rglob("*.html") if "source" not in path.parts)
     assert len(pages) > 40
@@ -248,6 +250,7 @@ def test_on_a_phone_no_page_scrolls_sideways_and_no_word_is_broken(site, browser
 
 @needs_docs
 @needs_chromium
+@on_the_day_of_the_site
 @pytest.mark.parametrize(
     "query, place",
     [

@@ -131,7 +131,7 @@ def failing(target):
     return examinations
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.sweep(4, part=n)) for n, k in enumerate(FAULTS)])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.sweep(9, part=n)) for n, k in enumerate(FAULTS)])
 def test_an_edit_of_each_kind_is_undone(tmp_path, kind):
     text, right, wrong = FAULTS[kind]
     assert text.count(right) == 1

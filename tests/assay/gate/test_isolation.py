@@ -198,10 +198,10 @@ def test_many_such_folders_are_shown_as_one(tmp_path):
 
 EARLY = """
 import os, subprocess
-from goldsmith.assay.gate.isolation.zygote import Zygote
+from goldsmith.assay.gate.isolation.zygote import ForkedProcess, Zygote
 zygote = Zygote.__new__(Zygote)
 child = subprocess.Popen(["sleep", "100"])
-zygote.children = {child.pid: (None, "")}
+zygote.children = {child.pid: ForkedProcess(None, "", None, 0.0)}
 print(os.WTERMSIG(zygote._end(child.pid)))
 """
 

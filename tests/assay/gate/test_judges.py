@@ -46,7 +46,7 @@ def test_verdicts_come_in_order_from_several_judges(file):
     with Judges(2, OPTIONS) as judges:
         pairs = [(own, gate.Candidate(str(n), s)) for n, s in enumerate(sources)]
         found = list(judges.in_order([*pairs, (bad, gate.Candidate("4", RIGHT))]))
-        pids = [p.process.pid for p in judges.processes]
+        pids = [p.pid for p in judges.processes]
     assert [v.candidate for v in found] == list("01234")
     assert [v.status for v in found] == ["accepted", "wrong", "refused", "accepted", "refused"]
     assert [v.reason for v in found][2::2] == ["does_not_parse", "problem"]
@@ -61,7 +61,7 @@ def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(
         for _, verdict in judges.run(pairs):
             verdicts.append(verdict)
             if len(verdicts) == 1:
-                os.kill(judges.processes[0].process.pid, signal.SIGKILL)
+                os.kill(judges.processes[0].pid, signal.SIGKILL)
         (later,) = judges.in_order(pairs[:1])
     assert [v.status for v in verdicts] == ["accepted"] * 3
     assert len({v.seed for v in verdicts}) == 1 and later.seed != verdicts[0].seed

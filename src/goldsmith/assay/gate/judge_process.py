@@ -1,8 +1,6 @@
-"""A judge's process: it loads problems, judges candidates, and says so.
+"""A judge's process, forked from a zygote: it loads problems, judges candidates, and says so.
 
-    python -m goldsmith.assay.gate.judge_process auto | namespaces
-
-One JSON object a line, on the pipes that were its stdin and stdout. Requests:
+One JSON object a line, on its socket. Requests:
 
     {"number": 3, "problem": {"where": ..., "options": {...}}, "candidate": {...}, "options": {...}}
 
@@ -16,36 +14,47 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import json
-import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any, TypedDict
+
+from .isolation.sandbox import FULL
+from .isolation.zygote_process import NoZygote, fork_own
 
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 PROBLEMS_KEPT = 8
 
 
-def main() -> None:
+class JudgeRequest(TypedDict):
+    """What the zygote hands on: its connection, and the sandbox of the options."""
+
+    control: int
+    isolation: str
+
+
+def serve(private: socket.socket, request: JudgeRequest) -> int:
+    """Answers the parent's requests until it closes the connection."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
-    requests, replies = _private_pipes()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the connection
+    own = fork_own(socket.socket(fileno=request["control"]))
     from ..declare import problem_steps
     from ..support.deadline import WRITE_STACK
-    from .isolation.sandbox import FULL
-    from .isolation.zygote_process import zygote
     from .judging import isolation
 
-    if sys.argv[1] == "namespaces" and zygote().isolation != FULL:
-        raise SystemExit(isolation())
+    if request["isolation"] == "namespaces" and own.isolation != FULL:
+        sys.stderr.write(isolation())
+        return 1
     faulthandler.register(WRITE_STACK, all_threads=False)
-    problem_steps.LISTENERS.append(lambda words: _say(replies, {"step": words}))
-    _say(replies, {"ready": True, "isolation": isolation()})
+    problem_steps.LISTENERS.append(lambda words: _say(private, {"step": words}))
+    _say(private, {"ready": True, "isolation": isolation()})
     judge = CandidateJudge()
-    for line in requests:
-        request = json.loads(line)
-        _say(replies, {"number": request["number"], "verdict": judge.verdict(request)})
+    for line in private.makefile("r", encoding="utf-8"):
+        message = json.loads(line)
+        _say(private, {"number": message["number"], "verdict": judge.verdict(message)})
+    return 0
 
 
 class CandidateJudge:
@@ -68,6 +77,8 @@ class CandidateJudge:
         try:
             options = GateOptions.from_json(request["options"])
             verdict = next(iter(judge_all([candidate], problem, options=options)))
+        except NoZygote:  # another judge has one
+            raise
         except Exception as error:  # noqa: BLE001 - a fault of the judge is one candidate without a verdict
             text = f"the judge failed: {type(error).__name__}: {error}"
             return Verdict(REFUSED, "judge", candidate.name, evidence=[text]).to_json()
@@ -86,20 +97,5 @@ class CandidateJudge:
         return self.problems[key]
 
 
-def _private_pipes() -> tuple[IO[str], IO[str]]:
-    """The pipes to the parent, moved away from stdin and stdout, which a problem's code may use."""
-    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _say(replies: IO[str], message: Mapping[str, object]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
-
-
-if __name__ == "__main__":
-    main()
+def _say(private: socket.socket, message: Mapping[str, object]) -> None:
+    private.sendall(f"{json.dumps(message)}\n".encode())

@@ -7,7 +7,7 @@ import json
 import os
 import queue
 import secrets
-import subprocess
+import socket
 import tempfile
 import threading
 import time
@@ -15,18 +15,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from ..execute.raised import frame_of_report
 from ..support.deadline import WRITE_STACK
 from .bad_problem import BadProblem
 from .candidate import Candidate
 from .formats.problem_source import ProblemSource, existing
-from .isolation.own_process import own_process
+from .isolation.zygote_process import NoZygote, ZygoteProcess
 from .judging import GateOptions
 from .verdict import REFUSED, Verdict
 
 TRIES = 2  # of a candidate whose judge died
+GRACE = 2.0  # seconds in which a judge that closed its connection ends by itself, so that its status is its own
 _LONGEST_WAIT = 3600.0  # seconds, because Python refuses to wait for ever by a number
 _KEPT = 64 << 10  # bytes of stderr to read
 _PATIENCE = 0.5  # seconds in which a judge can say where it stands
@@ -53,6 +54,7 @@ class Judges:
         self.isolation = ""  # a sentence, once a judge has started
         self.inbox: queue.Queue[tuple[_JudgeProcess, dict[str, Any] | None]] = queue.Queue()
         self.processes: list[_JudgeProcess] = []
+        self.zygote: ZygoteProcess | None = None  # imports once what all judges need
 
     def __enter__(self) -> Judges:
         return self
@@ -64,6 +66,9 @@ class Judges:
         for process in self.processes:
             process.close()
         self.processes.clear()
+        if self.zygote is not None:
+            self.zygote.close()
+            self.zygote = None
 
     def run(self, pairs: Iterable[Pair]) -> Iterator[tuple[int, Verdict]]:
         """(number, verdict) of each pair of a problem and a candidate, as they are finished.
@@ -134,10 +139,18 @@ class Judges:
                 yield waiting.pop(following)
                 following += 1
 
+    def _new(self) -> _JudgeProcess:
+        try:
+            if self.zygote is None or self.zygote.process is not None and self.zygote.process.poll() is not None:
+                self.zygote = _new_zygote()
+            return _JudgeProcess(self.inbox, self.zygote, self.options.sandbox)
+        except NoZygote as error:
+            raise NoJudge(str(error)) from error
+
     def _hand_out(self, work: deque[tuple[int, Pair, int]], options: GateOptions) -> None:
         busy = sum(p.job is not None for p in self.processes)
         while len(self.processes) < min(self.jobs, busy + len(work)):
-            self.processes.append(_JudgeProcess(self.inbox, self.options.sandbox))
+            self.processes.append(self._new())
         for process in self.processes:
             if process.ready and process.job is None and work:
                 process.job = work.popleft()
@@ -152,56 +165,75 @@ class Judges:
                 )
 
 
-class _JudgeProcess:
-    """One judge: a process, and a thread that reads its replies."""
+def _new_zygote() -> ZygoteProcess:
+    """What imports once what all judges need. Raises NoZygote.
 
-    def __init__(self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, object] | None]], sandbox: str) -> None:
-        self.inbox = inbox
+    With one thread: several judges use several cores, and threads that wait at a barrier lose more than they gain.
+    """
+    with tempfile.TemporaryFile() as stderr:
+        try:
+            return ZygoteProcess.start(stderr=stderr, threads=1)
+        except NoZygote as error:
+            raise NoZygote(", ".join([str(error), *_last_line(stderr)])) from error
+
+
+def _last_line(stderr: IO[bytes]) -> list[str]:
+    """The last line of what a process has written, or none."""
+    size = stderr.seek(0, os.SEEK_END)
+    stderr.seek(max(0, size - 4096))
+    return [line.strip()[:300] for line in stderr.read().decode(errors="replace").splitlines() if line.strip()][-1:]
+
+
+class _JudgeProcess:
+    """One judge: a process that the zygote forked, and a thread that reads its replies."""
+
+    def __init__(
+        self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, object] | None]], zygote: ZygoteProcess, isolation: str
+    ) -> None:
+        self.inbox, self.zygote = inbox, zygote
         self.job: tuple[int, Pair, int] | None = None
         self.ready = False
+        self.status: int | None = None
         self.step: tuple[str, float] | None = None  # of its problem's own code, and when it began
         self.overdue = ""  # a sentence, where that took too long
-        command, environment = own_process(f"{__package__}.judge_process", sandbox)
-        # several judges use several cores; threads that wait for each other at a barrier lose more than they gain
-        environment.setdefault("OMP_NUM_THREADS", "1")
         self.stderr = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            env=environment,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches only the parent
-        )
+        self.connection, its = socket.socketpair()
+        request: dict[str, object] = {
+            "do": "fork",
+            "main": f"{__package__}.judge_process:serve",
+            "limits": None,
+            "sandbox": None,
+        }
+        request |= {"joins": True, "folder": os.getcwd(), "isolation": isolation}
+        answer = zygote.ask(request, [its.fileno(), self.stderr.fileno()])
+        its.close()
+        if "problem" in answer:
+            raise NoZygote(answer["problem"])
+        self.pid: int = answer["pid"]
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self) -> None:
-        if self.process.stdout is not None:
-            for line in self.process.stdout:
-                try:
-                    reply = json.loads(line)
-                except json.JSONDecodeError:
-                    break  # it died in the middle of a line
+        # ValueError: it died in the middle of a line
+        with contextlib.suppress(OSError, ValueError), self.connection.makefile("r", encoding="utf-8") as lines:
+            for line in lines:
+                reply = json.loads(line)
                 if "step" in reply:
                     self.step = (reply["step"], time.monotonic()) if reply["step"] else None
                 self.inbox.put((self, reply))
-        self.process.wait()
         self.inbox.put((self, None))
 
     def send(self, message: Mapping[str, object]) -> None:
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it died; the reader says so
-                self.process.stdin.write(json.dumps(message) + "\n")
-                self.process.stdin.flush()
+        with contextlib.suppress(OSError):  # it died; the reader says so
+            self.connection.sendall(f"{json.dumps(message)}\n".encode())
 
     def end_overdue_step(self, limit: float) -> None:
         """Kills the process where a step of its problem's code has taken longer than the limit, and notes where."""
         if self.step is None or self.job is None or self.overdue or time.monotonic() < self.step[1] + limit:
             return
         before, until = self._written, time.monotonic() + _PATIENCE
-        self.process.send_signal(WRITE_STACK)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, WRITE_STACK)
         while time.monotonic() < until and not (stack := self._printed(before)).endswith("\n"):
             time.sleep(0.02)
         where = frame_of_report(stack)
@@ -209,7 +241,7 @@ class _JudgeProcess:
             f", {where}" if where else ""
         )
         self.overdue += "; if it is only slow, give a larger --problem-seconds (GateOptions(problem_seconds=...))"
-        self.process.kill()
+        self.end()
 
     @property
     def _written(self) -> int:
@@ -221,20 +253,24 @@ class _JudgeProcess:
         return os.pread(self.stderr.fileno(), _KEPT, begin).decode(errors="replace")
 
     def last_words(self) -> str:
-        lines = [line for line in self._printed(max(0, self._written - 4096)).splitlines() if line.strip()]
-        status = self.process.poll()
+        self.end(GRACE)
+        status = None if self.status is None else os.waitstatus_to_exitcode(self.status)
         how = f"status {status}" if status is None or status >= 0 else f"signal {-status}"
-        return f"{how}, {lines[-1].strip()[:300]}" if lines else how
+        return ", ".join([how, *_last_line(self.stderr)])
+
+    def end(self, grace: float = 0.0) -> None:
+        """Kills the process and all that it started; it may end by itself within `grace` seconds."""
+        with contextlib.suppress(NoZygote):
+            status = self.zygote.ask({"do": "end", "pid": self.pid, "grace": grace})["status"]
+            self.status = status if self.status is None else self.status
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        self.end()
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
         self.reader.join()
-        for pipe in (self.process.stdin, self.process.stdout, self.stderr):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        self.connection.close()
+        self.stderr.close()
 
 
 def _refused(pair: Pair, reason: str, text: str) -> Verdict:

@@ -31,6 +31,7 @@ from . import stacks
 LIMIT_S = 120.0
 START_S = 120.0  # in which ranks start, and import what they need
 LOCAL = "127.0.0.1"
+PRELOADED = ["torch.distributed.tensor", __package__]  # imported once for all ranks: a second of each rank's start
 
 
 class RankError(RuntimeError):
@@ -64,7 +65,7 @@ class RankPool:
         self.world, self.device, self._limit_s = world, device, limit_s
         context = _context(device)
         if device == "cpu":
-            context.set_forkserver_preload(["torch.distributed.tensor"])
+            context.set_forkserver_preload([*PRELOADED])
         self._store = distributed.TCPStore(LOCAL, 0, None, True, wait_for_workers=False)
         self._processes, self._pipes, self._stacks = [], [], []
         for rank in range(world):

@@ -149,14 +149,12 @@ def _mesh(device: str, sizes: Mapping[str, int]) -> DeviceMesh:
 @contextlib.contextmanager
 def _allocations(fill: bool) -> Iterator[None]:
     """Inside, torch.empty returns NaN if `fill`."""
-    deterministic, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(fill, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    # use_deterministic_algorithms would import torch's compiler, which takes a second on each rank
+    torch.set_deterministic_debug_mode("warn" if fill else "default")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*deterministic")
             yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn)
+        torch.set_deterministic_debug_mode(before)

@@ -28,20 +28,19 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def in_one_order(leaves: Mapping[str, Tensor]) -> Iterator[None]:
     """Context in which torch on a GPU adds in a fixed order where it can, instead of with atomics (scatter_add)."""
     mode: Any = torch.utils.deterministic  # Any: a module whose class defines this attribute as a property
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = mode.fill_uninitialized_memory
-    if before[0] or not any(t.is_cuda for t in leaves.values()):
+    if torch.are_deterministic_algorithms_enabled() or not any(t.is_cuda for t in leaves.values()):
         yield
         return
     with warnings.catch_warnings():
         # about operators without a deterministic version; self_check notices those
         warnings.filterwarnings("ignore", message=".*determinis.*")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports torch's compiler: a second
         mode.fill_uninitialized_memory = False  # NaN in elements that nobody wrote would repeat
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.set_deterministic_debug_mode("default")
             mode.fill_uninitialized_memory = filled
 
 

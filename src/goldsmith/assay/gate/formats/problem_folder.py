@@ -39,8 +39,13 @@ class ProblemFolder:
         return str(path)
 
 
-@functools.cache
 def problem_folder(folder: Path) -> ProblemFolder:
+    return _listing(folder, Path.cwd())
+
+
+@functools.cache
+def _listing(folder: Path, current: Path) -> ProblemFolder:
+    """current: a relative path is another folder elsewhere."""
     return ProblemFolder(folder)
 
 

@@ -5,8 +5,9 @@
 It starts no thread and creates no CUDA context, so that its forks are sound. A request comes with the file descriptors
 of the new process: its end of a private socket, and what it prints to. Each request is one JSON packet:
 
-    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins"}   answered with {"pid"};
-                                  joins: the new process gets a connection to the zygote as well
+    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins", "grace"}   answered with {"pid"};
+                                  joins: the new process gets a connection to the zygote as well, and what it asks for
+                                  ends with it; grace: seconds in which it may end by itself
     {"do": "end", "pid"}          kills the process's group and all that it left; answered with {"status"}
     {"do": "facts"}               answered with {"isolation"}
 """
@@ -26,7 +27,7 @@ import socket
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import sandbox as sandboxes
 from .limits import Limits, apply
@@ -37,6 +38,21 @@ _MOST_DESCRIPTORS = 4
 PACKET = 1 << 16
 
 
+class ForkedProcess(NamedTuple):
+    """A process that the zygote forked.
+
+    asker    who asked for it
+    home     its folder, or ""
+    joined   the zygote's end of the connection that it got, or None
+    grace    seconds in which it may end by itself
+    """
+
+    asker: socket.socket
+    home: str
+    joined: socket.socket | None
+    grace: float
+
+
 class Zygote:
     """Forks candidates and judges, and ends them."""
 
@@ -44,7 +60,7 @@ class Zygote:
         self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ)
         self.first = control
-        self.children: dict[int, tuple[socket.socket, str]] = {}  # process -> who asked for it, its home
+        self.children: dict[int, ForkedProcess] = {}
         self.ended: dict[int, int] = {}
         self.threads = 0  # of torch in its forks
         self.isolation = sandboxes.available()
@@ -66,9 +82,7 @@ class Zygote:
         except OSError:
             data, descriptors = b"", []
         if not data:
-            self._end_all(control)
-            self.selector.unregister(control)
-            control.close()
+            self._leave(control)
             return False
         answer = self._answer(control, json.loads(data), descriptors)
         for descriptor in descriptors:
@@ -106,7 +120,9 @@ class Zygote:
         if joined is not None and its is not None:
             its.close()
             self.selector.register(joined, selectors.EVENT_READ)
-        self.children[pid] = control, home
+        self.children[pid] = ForkedProcess(
+            control, home, joined, grace if isinstance(grace := request.get("grace"), float) else 0.0
+        )
         return {"pid": pid, "home": home}
 
     def _end(self, pid: int, grace: float = 0.0) -> int | None:
@@ -116,9 +132,9 @@ class Zygote:
         """
         if pid not in self.children:
             return None
-        _, home = self.children.pop(pid)
+        child = self.children.pop(pid)
         ended, status = os.waitpid(pid, os.WNOHANG)
-        until = time.monotonic() + grace
+        until = time.monotonic() + max(grace, child.grace)
         while not ended and time.monotonic() < until:
             time.sleep(0.002)
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -127,10 +143,19 @@ class Zygote:
         if not ended:
             os.kill(pid, signal.SIGKILL)  # it may not have made its group yet
             _, status = os.waitpid(pid, 0)
+        if child.joined is not None:
+            self._leave(child.joined)
         self._sweep()
-        if home:
-            shutil.rmtree(home, ignore_errors=True)
+        if child.home:
+            shutil.rmtree(child.home, ignore_errors=True)
         return status
+
+    def _leave(self, control: socket.socket) -> None:
+        """Ends what a connection asked for, and closes it."""
+        self._end_all(control)
+        if control.fileno() >= 0:
+            self.selector.unregister(control)
+            control.close()
 
     def _sweep(self) -> None:
         """Kills orphans: children of this process that it did not fork, and theirs."""
@@ -150,8 +175,8 @@ class Zygote:
 
     def _end_all(self, control: socket.socket | None) -> None:
         """Ends the processes that a connection asked for, or all."""
-        for pid, (asker, _) in list(self.children.items()):
-            if control is None or asker is control:
+        for pid, child in list(self.children.items()):
+            if control is None or child.asker is control:
                 self._end(pid)
 
 
@@ -188,12 +213,27 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
     return int(getattr(importlib.import_module(module), function)(socket.socket(fileno=private), request) or 0)
 
 
-def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+def serve_again(control: socket.socket, request: object) -> int:
+    """A zygote that another one forked, with all that was imported there, for a process of its own."""
+    zygote = _new(control)
+    torch = sys.modules["torch"]
+    zygote.threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.disable()
+    gc.freeze()
+    zygote.serve()
+    return 0
+
+
+def _new(control: socket.socket) -> Zygote:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session that asked ends its children
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
-    zygote = Zygote(control)
+    return Zygote(control)
+
+
+def main() -> None:
+    zygote = _new(socket.socket(fileno=int(sys.argv[1])))
     for entry in sys.argv[2:]:
         name, _, function = entry.partition(":")
         module = importlib.import_module(name)

@@ -19,8 +19,10 @@ PRELOADED = (
     "torch", "goldsmith.assay.gate.candidate_call", "goldsmith.assay.checks",
     "goldsmith.assay.gate.isolation.child:prepare",
 )  # fmt: skip
+_GRACE = 5.0  # seconds in which a zygote ends what it forked, after the connection to it has closed
 _lock = threading.Lock()
 _mine: dict[int, ZygoteProcess] = {}
+_above: list[ZygoteProcess] = []  # its zygote's own: the connection keeps that one alive
 
 
 class NoZygote(RuntimeError):
@@ -105,6 +107,20 @@ def join(control: socket.socket) -> None:
     with _lock:
         _mine.clear()
         _mine[os.getpid()] = ZygoteProcess(control)
+
+
+def fork_own(control: socket.socket) -> ZygoteProcess:
+    """This process's zygote, forked from somebody else's: it need not import anything."""
+    above = ZygoteProcess(control)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = {"do": "fork", "main": f"{__package__}.zygote:serve_again", "limits": None, "sandbox": None}
+    answer = above.ask({**request, "grace": _GRACE}, [its.fileno(), 2])
+    its.close()
+    if "problem" in answer:
+        raise NoZygote(answer["problem"])
+    _above[:] = [above]
+    join(ours)
+    return zygote()
 
 
 def _close(pid: int) -> None:
