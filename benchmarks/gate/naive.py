@@ -13,13 +13,13 @@ a judge should call cheating passes neither checker, because it then shows nothi
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -56,7 +56,7 @@ def _once(checker: str, specimen: Specimen) -> bool:
         context.set_forkserver_preload(["torch", __spec__.name])
         with Connection(write_end, readable=False) as pipe:
             child = context.Process(target=_check, args=(checker, specimen, pipe, folder), daemon=False)
-            _started(child)
+            child.start()
         child.join(SECONDS)
         if child.is_alive():
             child.kill()
@@ -72,21 +72,19 @@ def _once(checker: str, specimen: Specimen) -> bool:
     return PASSED in said if checker == "harness" else child.exitcode == 0
 
 
-def _started(child: BaseProcess) -> None:
-    """Starts a child. Some candidates end the process that forks it, and another one is there once that has ended."""
-    for left in reversed(range(TRIES)):
-        try:
-            return child.start()
-        except (ConnectionError, EOFError):
-            if not left:
-                raise
-            time.sleep(0.2)
+def close_others(kept: int) -> None:
+    """Closes what a child inherits but one: some candidates write to every descriptor, also to a judge's."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number != kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
 
 
 @interpreted_kernels()
 def _check(checker: str, specimen: Specimen, pipe: Connection, folder: str) -> None:
     torch.set_num_threads(1)
     result_fd = pipe.fileno()
+    close_others(result_fd)
     os.environ |= {"TMPDIR": folder, "RESULT_FD": str(result_fd)}
     tempfile.tempdir = folder
     sys.stdout = sys.stderr = open(os.devnull, "w")

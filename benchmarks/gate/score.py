@@ -24,7 +24,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -84,9 +86,10 @@ def _accepted(specimen: Specimen, seeds: int, agree: Callable[..., bool], gradie
     return True
 
 
-def _in_a_child(connection: object, *arguments: object) -> None:
+def _in_a_child(connection: Connection, *arguments: Any) -> None:
+    naive.close_others(connection.fileno())
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    connection.send(_accepted(*arguments))  # type: ignore[attr-defined]
+    connection.send(_accepted(*arguments))
 
 
 def in_a_child(specimen: Specimen, *arguments: object) -> bool:
