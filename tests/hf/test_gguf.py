@@ -18,7 +18,9 @@ from goldsmith.hf.checkpoint.opening import open_checkpoint
 from goldsmith.hf.checkpoint.source import DecodedExperts
 from goldsmith.hf.experts_spec import experts_modules, spec_of
 from goldsmith.hf.model_class import config_of
+from goldsmith.hf.offload.weights import coded_experts
 from goldsmith.offload import from_pretrained
+from goldsmith.offload.store.samples import digest
 
 NAMES = ("gate", "up", "down")
 SMALL = {"mlp_only_layers": [], "num_hidden_layers": 1, "norm_topk_prob": True, "moe_intermediate_size": 32}
@@ -172,6 +174,18 @@ def test_an_offloaded_model_gives_the_plain_logits(types, tmp_path, monkeypatch)
     with ours:
         assert ours.engine.store.exact and ours.engine.store.format == ("int4" if types[0] == Type.Q4_0 else "fp32")
         check_alike(ours.model, plain)
+
+
+@pytest.mark.parametrize("types", [types for types, _ in KEPT], ids=["-".join(t.name for t in t) for t, _ in KEPT])
+def test_a_sample_reads_three_rows_of_a_matrix_and_is_that_of_the_whole(types, tmp_path):
+    write_gguf(tmp_path, types)
+    model = on_meta(tmp_path)
+    (path, module), *_ = experts_modules(model)
+    weights = coded_experts(open_checkpoint(tmp_path, model).experts(path, spec_of(module)))
+    samples, whole = list(weights.samples()), list(weights.whole())
+    assert {len(matrix.codes) for one in samples for matrix in vars(one.expert).values()} == {3}
+    assert [digest(one) for one in samples] == [digest(one) for one in whole]
+    assert len({digest(one) for one in whole}) == weights.num_experts
 
 
 def nothing():

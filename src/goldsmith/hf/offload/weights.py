@@ -14,12 +14,15 @@ from typing import cast as cast_type
 import torch
 from torch import Tensor, nn
 
+from ...experts.packed.formats import Codes
 from ...experts.packed.importers import layout_of
+from ...experts.packed.layout import Expert
 from ...experts.packed.packing import check_biases
 from ...offload.store.expert_store import ExpertStore
+from ...offload.store.samples import sampled_rows
 from ...offload.store.source import BIASES, CodedExperts
 from ..checkpoint.experts import plain_parts
-from ..checkpoint.formats.layer import CodedLayer, code_format, expert_of
+from ..checkpoint.formats.layer import NAMES, CodedLayer, code_format, expert_of
 from ..checkpoint.per_expert import Part, PerExpertTensor
 from ..checkpoint.source import WeightSource
 from ..experts_spec import ExpertsSpec
@@ -68,7 +71,13 @@ def coded_experts(layer: CodedLayer) -> CodedExperts:
     layout = layout_of(_OP, target.format, target.group, count, expert_of(layer, 0))
     kept = check_biases(_OP, *layer.biases(), count, layout.hidden_size, layout.intermediate_size, False)
     biases = {name: bias for name, bias in zip(BIASES, kept) if bias is not None}
-    return CodedExperts(layout, partial(expert_of, layer), biases)
+    rows = {name: sampled_rows(layout.hidden_size if name == "down" else layout.intermediate_size) for name in NAMES}
+    alone = layer.rows("gate", 0, rows["gate"]) is not None
+
+    def sample(e: int) -> Expert:
+        return Expert(*(cast_type(Codes, layer.rows(name, e, rows[name])) for name in NAMES))
+
+    return CodedExperts(layout, partial(expert_of, layer), biases, sample if alone else None)
 
 
 def decoded_experts(layer: CodedLayer, dtype: torch.dtype) -> Weights:

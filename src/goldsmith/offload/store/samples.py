@@ -34,10 +34,11 @@ def digest(expert: FloatExpert | CodedExpert) -> bytes:
         for matrix in expert.matrices.values():
             sha.update(bytes_of(_sample(matrix).to(torch.float32)))
     else:
-        for codes in (expert.expert.gate, expert.expert.up, expert.expert.down):
+        hidden, inner, own = expert.layout.hidden_size, expert.layout.intermediate_size, expert.expert
+        for codes, rows in ((own.gate, inner), (own.up, inner), (own.down, hidden)):
             for part in (codes.codes, codes.scales, codes.zeros):
                 if part is not None:
-                    sha.update(bytes_of(_sample(part)))
+                    sha.update(bytes_of(_sample(part, rows if expert.sampled else None)))
     for bias in expert.biases.values():
         sha.update(bytes_of(_sample(bias[None]).to(torch.float32)))
     return sha.digest()[:SAMPLE]
@@ -60,14 +61,22 @@ def options_of(header: Header) -> ActivationOptions:
     return {"activation": header.activation, "alpha": header.alpha, "limit": header.limit}
 
 
-def _sample(matrix: Tensor) -> Tensor:
-    rows, cols = matrix.shape
+def sampled_rows(rows: int) -> list[int]:
+    """The rows of a matrix with so many of them that its sample is of."""
     few = min(rows, _ROWS)
-    run = max(1, min(_RUN, cols, rows * cols // (few * _SHARE)))
+    return [(2 * i + 1) * rows // (2 * few) for i in range(few)]
+
+
+def _sample(matrix: Tensor, rows: int | None = None) -> Tensor:
+    """rows: the matrix had so many, and only those of the sample are left"""
+    whole, cols = rows or matrix.shape[0], matrix.shape[1]
+    chosen = sampled_rows(whole)
+    few = len(chosen)
+    run = max(1, min(_RUN, cols, whole * cols // (few * _SHARE)))
     parts = []
-    for i in range(few):
+    for i, row in enumerate(chosen if rows is None else range(few)):
         begin = i * (cols - run) // max(1, few - 1)
-        parts.append(matrix[(2 * i + 1) * rows // (2 * few), begin : begin + run])
+        parts.append(matrix[row, begin : begin + run])
     return torch.stack(parts) if matrix.dtype.itemsize > 1 else torch.stack([part.view(torch.uint8) for part in parts])
 
 

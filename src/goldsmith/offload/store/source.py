@@ -42,20 +42,28 @@ class FloatExpert:
 
 @dataclass(frozen=True)
 class CodedExpert:
-    """One expert of a source in codes, which are kept as they are."""
+    """One expert of a source in codes, which are kept as they are.
+
+    sampled   the matrices hold only the rows of the sample (samples.py)
+    """
 
     layout: Layout
     expert: Expert
     biases: dict[str, Tensor] = field(default_factory=dict)
+    sampled: bool = False
 
 
 @dataclass(frozen=True)
 class CodedExperts:
-    """The experts of a layer in codes, read a few ahead by threads that call `read`; biases [E, size]."""
+    """The experts of a layer in codes, read a few ahead by threads that call `read`; biases [E, size]
+
+    read_sample   reads only the rows of an expert's sample; None if that takes as long as the whole
+    """
 
     layout: Layout
     read: Callable[[int], Expert]
     biases: dict[str, Tensor] = field(default_factory=dict)
+    read_sample: Callable[[int], Expert] | None = None
 
     @property
     def num_experts(self) -> int:
@@ -65,12 +73,20 @@ class CodedExperts:
     def format(self) -> str:
         return self.layout.format
 
-    def __iter__(self) -> Iterator[CodedExpert]:
-        return made_ahead(self._expert, range(self.num_experts), min(_THREADS, max(1, worth() // 2)))
+    def whole(self) -> Iterator[CodedExpert]:
+        threads = min(_THREADS, max(1, worth() // 2))
+        return made_ahead(partial(self._expert, self.read), range(self.num_experts), threads)
 
-    def _expert(self, e: int) -> CodedExpert:
+    def samples(self) -> Iterator[CodedExpert]:
+        """As `whole`, where possible with the rows of the sample only."""
+        if self.read_sample is None:
+            return self.whole()
+        return (self._expert(self.read_sample, e, sampled=True) for e in range(self.num_experts))
+
+    def _expert(self, read: Callable[[int], Expert], e: int, sampled: bool = False) -> CodedExpert:
         with frozen():  # the mode is of a thread
-            return CodedExpert(self.layout, self.read(e), {name: bias[e] for name, bias in self.biases.items()})
+            biases = {name: bias[e] for name, bias in self.biases.items()}
+            return CodedExpert(self.layout, read(e), biases, sampled)
 
 
 Weights: TypeAlias = Mapping[str, Any] | PackedExperts | CodedExperts
@@ -101,12 +117,15 @@ def layers_of(source: Source, op: str) -> Iterator[tuple[int, Weights]]:
         del weights  # frees the layer before the source creates the next one
 
 
-def experts_of(weights: Weights, op: str) -> Iterator[FloatExpert | CodedExpert]:
-    """Every expert of a layer, one at a time. Raises ShapeError, TypeError or ValueError for invalid weights."""
+def experts_of(weights: Weights, op: str, *, sampled: bool = False) -> Iterator[FloatExpert | CodedExpert]:
+    """Every expert of a layer, one at a time. Raises ShapeError, TypeError or ValueError for invalid weights.
+
+    sampled   only the sample of each is needed
+    """
     if isinstance(weights, PackedExperts):
         weights = _coded(weights)
     if isinstance(weights, CodedExperts):
-        yield from weights
+        yield from weights.samples() if sampled else weights.whole()
         return
     if not isinstance(weights, Mapping):
         raise TypeError(

@@ -39,7 +39,7 @@ def fingerprint_and_key(
     with ThreadPoolExecutor(min(_THREADS, worth())) as pool:
         for layer, weights in layers_of(source, op):
             entry = LayerEntry(layer, 0, 0, b"", b"")
-            for expert in experts_of(weights, f"{op}: layer {layer}"):
+            for expert in experts_of(weights, f"{op}: layer {layer}", sampled=not whole):
                 recipe.fit(expert, f"{op}: layer {layer}", entry.experts)
                 entry.samples += digest(expert)
                 entry.experts += 1

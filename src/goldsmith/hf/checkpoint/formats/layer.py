@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -31,6 +31,9 @@ class CodedLayer(Protocol):
     floats: torch.dtype | None  # of weights that the files hold as floats; None for codes
 
     def codes(self, projection: str, expert: int) -> Codes: ...
+
+    def rows(self, projection: str, expert: int, rows: Sequence[int]) -> Codes | None:
+        """These rows of a matrix; None if they cannot be read without the others."""
 
     def weights(self, projection: str, expert: int) -> Tensor: ...
 
@@ -98,6 +101,9 @@ class QuantisedLayer:
             return self._checked(projection, self._schemes[projection].codes(parts, target), target)
         except ValueError as error:
             raise self._named(projection, expert, error) from error
+
+    def rows(self, projection: str, expert: int, rows: Sequence[int]) -> None:
+        return None
 
     def weights(self, projection: str, expert: int) -> Tensor:
         try:

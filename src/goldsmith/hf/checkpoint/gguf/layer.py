@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from gguf import GGMLQuantizationType as Type
@@ -48,11 +48,14 @@ class GgufLayer:
         self.floats = None if len(dtypes) != len(kinds) else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def codes(self, projection: str, expert: int) -> Codes:
+        return self.rows(projection, expert, slice(None))
+
+    def rows(self, projection: str, expert: int, rows: Sequence[int] | slice) -> Codes:
         if isinstance(self._shared, str):
             raise ValueError(f"{self.where}: no format holds its codes ({self._shared}); read its weights")
         tensor = self._tensors[projection]
         try:
-            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert], self._shared)
+            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert][rows], self._shared)
         except ValueError as error:
             raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
 
