@@ -25,7 +25,8 @@ class Patch:
     file, line   where the edit is; diff: a unified diff
     kind         what the edit does, in a word or two
     cases        number of cases, with fresh draws, that the edited candidate passes
-    remaining    findings of other probes, which the candidate has without the edit as well; () if all probes pass
+    remaining    findings of other probes, which the candidate has without the edit as well, or which are no more than
+                 another formula rounds; () if all probes pass
     tried        number of edits that were run
     equals       other edits that pass as well: no input was found on which they differ from this one
     sizes        the sizes at which they were compared
@@ -100,8 +101,8 @@ class Patch:
         if not self.remaining:
             return f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind})"
         return (
-            f"this edit mends the results of {number} ({place}: {self.kind}); other faults, which are there without it "
-            "as well, remain"
+            f"this edit mends the results of {number} ({place}: {self.kind}); what remains is there without it as well, "
+            "or is no more than another formula rounds"
         )
 
     def save(self, path: str | os.PathLike) -> Path:

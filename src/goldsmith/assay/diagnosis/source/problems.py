@@ -20,6 +20,7 @@ from ...golden.golden_error import GoldenError
 from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from ...probes.repeats import BACKWARDS
+from ...probes.values import judged_reference
 from .children.comparison import wrong_share
 
 _SALT = 77_001  # of draws that neither the search nor the check makes
@@ -95,11 +96,11 @@ def _stages(run: CandidateRun, golden: GoldenResults) -> dict[str, tuple[tuple[T
 
 
 def _expected(golden: GoldenResults, name: str, kind: str) -> tuple[Tensor, Tensor] | None:
-    """The golden's value, and the bound of its rounding; where none is proven, the limit of the legal runs' noise."""
-    against = golden.reference(name, kind, noise=False)
+    """The golden's value, and the error that a check allows; where no bound is proven, the limit of the runs' noise."""
+    against = judged_reference(golden, name, kind, False)
     if against is None:
         return None
-    bound = against.bounded.bound
+    bound = against.allowed
     if bool(torch.isinf(bound).any()):
         noise = replace(against, ensemble=[run[name] for run in golden.ensemble if name in run]).noise
         if noise.usable:
