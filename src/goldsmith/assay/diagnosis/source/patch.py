@@ -101,8 +101,8 @@ class Patch:
         if not self.remaining:
             return f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind})"
         return (
-            f"this edit mends the results of {number} ({place}: {self.kind}); what remains is there without it as well, "
-            "or is no more than another formula rounds"
+            f"this edit mends the results of {number} ({place}: {self.kind}); what remains is there without it as "
+            "well, or is no more than another formula rounds"
         )
 
     def save(self, path: str | os.PathLike) -> Path:
