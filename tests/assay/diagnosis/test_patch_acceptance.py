@@ -19,7 +19,7 @@ from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.patch import Patch
 from goldsmith.assay.diagnosis.source.problems import of_examination, of_material, problem
 from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
-from goldsmith.assay.diagnosis.source.survivors import Survivors
+from goldsmith.assay.diagnosis.source.survivors import Survivor, Survivors
 from goldsmith.assay.execute.records import RunSettings
 from goldsmith.assay.execute.run import execute
 from goldsmith.assay.golden.golden_results import GoldenResults
@@ -270,3 +270,21 @@ def test_a_probe_that_finds_another_formula_s_rounding_alone_accepts_an_edit(tmp
     monkeypatch.setattr(Acceptance, "_report", lambda self, *args, **named: reports.pop(0) if reports else None)
     answer = Acceptance(module.target, source, examination, ("y",)).of({}, 20.0)
     assert answer.remaining == ("y differs",) and isinstance(answer, Accepted) is another
+
+
+def test_among_equal_edits_comes_first_what_turns_no_branch_off_and_does_no_more_work():
+    texts = {"k.py": "if k == 0:\n    y = x[:]\n    y = x[-1:]\n"}
+    branch, all_of_it, last = (
+        Survivor(Edit("k.py", ((0, 0, text),), "number", 1.0, line), texts, 2, work=work)
+        for text, line, work in (("", 1, 1.0), ("x", 2, 1.2), ("long", 3, 0.9))
+    )
+    assert sorted([branch, all_of_it, last], key=lambda s: s.rank) == [last, all_of_it, branch]
+
+
+def test_a_number_of_the_case_in_the_source_mends_no_other_case(tmp_path):
+    wrong = TORCH.replace("(mean + eps)", "(mean)")
+    named, number = judged(tmp_path, wrong, [("(mean)", "(mean + eps)")], [("(mean)", "(mean + 0.25)")])
+    assert not named[3].narrow and not named[3].doubtful
+    assert number[3] is None or number[3].narrow  # after a sure edit, a doubtful one is not judged further
+    (alone,) = judged(tmp_path, wrong, [("(mean)", "(mean + 0.25)")])
+    assert alone[3].narrow

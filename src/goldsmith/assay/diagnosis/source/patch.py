@@ -30,7 +30,7 @@ class Patch:
     tried        number of edits that were run
     equals       other edits that pass as well: no input was found on which they differ from this one
     sizes        the sizes at which they were compared
-    narrow       right at the declared sizes, but not at smaller or larger ones
+    narrow       right at the declared sizes and numbers, but not at others
     joins        the kinds of the edits of which it consists, if there are several
     work         how many times the kernel's work it does at some size, if that is much more; otherwise 1
     compiled     False if no compiler has seen its Triton kernels, only Triton's interpreter
@@ -84,8 +84,8 @@ class Patch:
         place = f"{Path(self.file).name}, line {self.line}"
         if self.narrow:
             return (
-                f"this edit makes the kernel pass at the declared sizes ({self.sizes}): {number}, all probes ({place}: "
-                f"{self.kind}); at others it is wrong, so that it may stand for another one"
+                f"this edit makes the kernel pass at the declared sizes and numbers ({self.sizes}): {number}, all "
+                f"probes ({place}: {self.kind}); at others it is wrong, so that it may stand for another one"
             )
         if self.block:
             return (

@@ -25,7 +25,7 @@ _LAYOUTS = frozenset(("layouts",))
 
 @dataclass(frozen=True)
 class Survivor:
-    """An edit with the texts that it makes. narrow: it is wrong at sizes below or above the declared ones.
+    """An edit with the texts that it makes. narrow: it is wrong at sizes or numbers other than the declared ones.
 
     work: how many times the kernel's work it does at one of the other sizes, at most; block: it only changes a block's
     size
@@ -48,9 +48,16 @@ class Survivor:
         return self.narrow or self.block or self.work > _MORE_WORK
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, int, float]:
-        unsure = bool(self.remaining), not self.compiled, len(self.stages)
-        return self.narrow, self.doubtful, *unsure, self.edit.kind != KIND, self.edit.size, self.edit.cost
+    def rank(self) -> tuple[float, ...]:
+        unsure = self.narrow, self.doubtful, bool(self.remaining), not self.compiled, len(self.stages)
+        more = max(1.0, round(self.work, 2))  # than the kernel does: a part may pass as well as the one element
+        return *unsure, self.edit.kind != KIND, self.switches, more, self.edit.size, self.edit.cost
+
+    @property
+    def switches(self) -> bool:
+        """Whether it changes a condition, which may keep the wrong branch from being taken."""
+        line = self.texts.get(self.edit.path, "").splitlines()[self.edit.line - 1 : self.edit.line]
+        return any(text.lstrip().startswith(("if ", "elif ", "while ")) for text in line)
 
 
 @dataclass
@@ -109,7 +116,7 @@ class Survivors:
         self.rejected.append(edit)
 
     def _wrong_beside(self, texts: Mapping[str, str]) -> set[str] | None:
-        """On which sides of the declared sizes the edit is wrong; None if it is wrong within them."""
+        """On which sides of the declared sizes and numbers the edit is wrong; None if it is wrong within them."""
         known = self._problems()
         outcomes = self.mutants.confirmed(texts) if known else []
         if outcomes is None:  # the process ended, perhaps through an edit before
