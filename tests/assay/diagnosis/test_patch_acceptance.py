@@ -282,9 +282,11 @@ def test_among_equal_edits_comes_first_what_turns_no_branch_off_and_does_no_more
 
 
 def test_a_number_of_the_case_in_the_source_mends_no_other_case(tmp_path):
+    """It is no patch; another edit that holds for the numbers of the cases only is in doubt."""
     wrong = TORCH.replace("(mean + eps)", "(mean)")
-    named, number = judged(tmp_path, wrong, [("(mean)", "(mean + eps)")], [("(mean)", "(mean + 0.25)")])
-    assert not named[3].narrow and not named[3].doubtful
-    assert number[3] is None or number[3].narrow  # after a sure edit, a doubtful one is not judged further
-    (alone,) = judged(tmp_path, wrong, [("(mean)", "(mean + 0.25)")])
-    assert alone[3].narrow
+    named, number, size = (
+        [("(mean)", text)] for text in ("(mean + eps)", "(mean + 0.25)", "(mean + 1 / (eps.as_integer_ratio()[1]))")
+    )
+    assert judged(tmp_path, wrong, number)[0][3] is None
+    assert judged(tmp_path, wrong, size)[0][3].narrow
+    assert not judged(tmp_path, wrong, named)[0][3].doubtful

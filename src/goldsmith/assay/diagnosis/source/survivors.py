@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ _LEAST = 20.0  # seconds for all cases and probes, at least
 _MORE_WORK = 1.5  # times the work of the kernel as it is: a block may compute the whole row
 _MOST = 3  # survivors to report
 _LAYOUTS = frozenset(("layouts",))
+_NUMBER = re.compile(r"\d\.\d|\de-?\d")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Survivors:
         work = 1.0 if beside is None else self.mutants.more_work(texts)
         narrow, block = bool(beside), only_another_block(self.source, texts)
         doubtful = narrow or block or work > _MORE_WORK
-        if beside is None or doubtful and any(s.doubtful for s in self.accepted):
+        of_case = beside is not None and "numbers" in beside and self._brings_a_number(edit)
+        if beside is None or of_case or doubtful and any(s.doubtful for s in self.accepted):
             self.rejected.append(edit)
             return
         self.progress("patch: all cases with an edit that mends this one")
@@ -114,6 +117,11 @@ class Survivors:
             self.with_layouts.sort(key=lambda s: s.rank)
             self.found_at = self.found_at or time.monotonic()
         self.rejected.append(edit)
+
+    def _brings_a_number(self, edit: Edit) -> bool:
+        """Whether it writes a number that is not whole, as one of the case is."""
+        edits = [edit] if self.before is None else [edit, self.before]
+        return any(_NUMBER.search(text) for each in edits for _, _, text in each.spans)
 
     def _wrong_beside(self, texts: Mapping[str, str]) -> set[str] | None:
         """On which sides of the declared sizes and numbers the edit is wrong; None if it is wrong within them."""

@@ -55,7 +55,7 @@ class Translation:
         """An expression or a statement as the candidate may write it; "" if it cannot."""
         if node not in self.texts:
             try:
-                text = ast.unparse(_Writer(self).visit(copy.deepcopy(node)))
+                text = ast.unparse(_Renaming(self).visit(copy.deepcopy(node)))
             except _Unknown:
                 text = ""
             self.texts[node] = text if len(text) <= _LONGEST else ""
@@ -80,7 +80,7 @@ class _Unknown(Exception):
     """A name or an operation that the candidate does not know."""
 
 
-class _Writer(ast.NodeTransformer):
+class _Renaming(ast.NodeTransformer):
     def __init__(self, names: Translation):
         self.names = names
         self.tiles = names.golden and names.triton
