@@ -28,7 +28,7 @@ from .survivors import Survivors
 
 _SHARE, _UNBOUNDED = 0.7, 60.0  # of the budget of a diagnosis; seconds if there is none
 _PROCESSES = min(2, len(os.sched_getaffinity(0)))  # that try edits; each needs 0.3 GiB
-_BATCH = 40
+_BATCH, _SLOW = 40, 0.1  # edits that are tried before the right ones are judged; fewer if a run takes longer than this
 _SECOND, _WHOLE = 0.35, 0.6  # shares of the time for a second edit, if single ones mend a part, or a whole result
 _PART = 0.5  # share of the wrong elements that an edit must leave, at most, if it mends no whole result
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
@@ -210,7 +210,7 @@ class _Hunt:
             edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts,
             self.hints.named, edits.reading(self.hints.named.words),
         )  # fmt: skip
-        for batch in queue.batches(_BATCH):
+        for batch in queue.batches(_BATCH if original.seconds < _SLOW else _BATCH // 4):
             right: list[tuple[Edit, EditOutcome]] = []
             for edit, outcome in self._tried(batch):
                 mends = outcome.state == "wrong" and _is_better(outcome, original)

@@ -200,6 +200,8 @@ def _kind(own: ast.AST, other: ast.AST, before: str, after: str) -> str:
         return "another name"
     if isinstance(own, ast.Constant) and isinstance(other, ast.Constant):
         return "number"
+    if after in (f"-{before}", f"-({before})") or before in (f"-{after}", f"-({after})"):
+        return "sign"
     for whole, part, does in ((other, before, "added"), (own, after, "removed")):
         if isinstance(whole, ast.BinOp) and part in (ast.unparse(whole.left), ast.unparse(whole.right)):
             return f"{'addend' if isinstance(whole.op, ast.Add | ast.Sub) else 'factor'} {does}"
