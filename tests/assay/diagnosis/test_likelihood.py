@@ -131,6 +131,10 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
         ("assignment", "y = a", "y += a", "overwritten_accumulator"),
         ("function", "y.index_copy_(0, i, a)", "y.index_add_(0, i, a)", "lost_update"),
         ("call removed", "y = f(a)", "y = a", "wrong_stride"),  # the edit alone does not tell
+        ("factor added", "for i in range(n):", "for i in range(n * m):", "truncated_reduction"),
+        ("plus or minus one", "y = tl.load(p + row * n)", "y = tl.load(p + row * n + 1)", "invalid_index"),
+        ("another name", "y = tl.load(p, mask=a)", "y = tl.load(p, mask=b)", "wrong_mask"),
+        ("sign", "y = a[n - 1]", "y = a[n + 1]", "invalid_index"),
         ("number, made contiguous", "y = 1", "y = 2\n+y = y.contiguous()", "wrong_stride"),  # the copy does not tell
         ("sign, made contiguous", "y = a + b", "y = a - b\n+y = y.contiguous()", "sign_flip"),
     ],

@@ -1,22 +1,30 @@
 """What no right result excuses: gradients that autograd mends, exchanged stages, kernels that no compiler takes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from assay.diagnosis.test_patches import TORCH, TRITON, failing
 from assay.diagnosis.written_modules import forget, load
+from assay.kernels import target
+from assay.test_formula_rounding import chunked, recurrence, tokens
 from goldsmith import assay
-from goldsmith.assay.diagnosis.source.acceptance import Acceptance
+from goldsmith.assay.diagnosis.source.acceptance import Acceptance, Accepted
+from goldsmith.assay.diagnosis.source.children.comparison import wrong_share
 from goldsmith.assay.diagnosis.source.children.counted_work import CountedWork, more_work
 from goldsmith.assay.diagnosis.source.children.mutant_process import _PLAIN
 from goldsmith.assay.diagnosis.source.children.mutants import Mutants
 from goldsmith.assay.diagnosis.source.edits.edits import Edit
 from goldsmith.assay.diagnosis.source.patch import Patch
-from goldsmith.assay.diagnosis.source.problems import of_examination, of_material
+from goldsmith.assay.diagnosis.source.problems import of_examination, of_material, problem
 from goldsmith.assay.diagnosis.source.reading.candidate_source import candidate_source
-from goldsmith.assay.diagnosis.source.survivors import Survivors
+from goldsmith.assay.diagnosis.source.survivors import Survivor, Survivors
+from goldsmith.assay.execute.records import RunSettings
 from goldsmith.assay.execute.run import execute
+from goldsmith.assay.golden.golden_results import GoldenResults
 from goldsmith.assay.judge.examination import Examination
+from goldsmith.assay.report.results import CERTAIN, FAIL, PASS, Finding
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +241,52 @@ def test_edits_of_a_kernel_that_writes_past_its_buffers_always_have_guard_bands(
     ).material
     source, plain = candidate_source(module.target), of_material(material)
     states = []
-    for problem in (plain, {**plain, "banded": True}):
-        with Mutants(source, [problem]) as mutants:
+    for each in (plain, {**plain, "banded": True}):
+        with Mutants(source, [each]) as mutants:
             states.append(mutants.original.state)
     assert states == ["wrong", "right"]
+
+
+def test_an_edit_may_round_like_another_formula_as_in_a_check():
+    """The gradient of the decays is a difference of sums in the chunked kernel, and 0 at the first element."""
+    chunks = target(chunked, recurrence, tokens)
+    material = Examination(chunks, tokens[0], None, torch.device("cpu"), 0, frozenset(("values",)), "tokens").material
+    run = execute(material, RunSettings())
+    exact = GoldenResults(material, run)
+    bounded = exact.reference("a.grad", "grad", noise=False).bounded
+    assert wrong_share(run.grads["a.grad"], bounded.value, bounded.bound)
+    known = problem(material, run, exact)["golden"]
+    assert not any(wrong_share(tensor, *known[name]) for name, _, tensor in run.results())
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_probe_that_finds_another_formula_s_rounding_alone_accepts_an_edit(tmp_path, monkeypatch, another):
+    module = load(tmp_path, TORCH.replace("return x * rstd * w", "return x * rstd"))
+    examination, source = failing(module.target)[0], candidate_source(module.target)
+    values = {"another_formula": True} if another else {}
+    finding = Finding(CERTAIN, "layouts", "y", None, 2.0, 1.0, "y differs", values=values)
+    reports = [SimpleNamespace(verdict=PASS), SimpleNamespace(verdict=FAIL, findings=[finding], cases=[])]
+    monkeypatch.setattr(Acceptance, "_process", lambda self, edited: SimpleNamespace(seen=(), close=lambda: None))
+    monkeypatch.setattr(Acceptance, "_report", lambda self, *args, **named: reports.pop(0) if reports else None)
+    answer = Acceptance(module.target, source, examination, ("y",)).of({}, 20.0)
+    assert answer.remaining == ("y differs",) and isinstance(answer, Accepted) is another
+
+
+def test_among_equal_edits_comes_first_what_turns_no_branch_off_and_does_no_more_work():
+    texts = {"k.py": "if k == 0:\n    y = x[:]\n    y = x[-1:]\n"}
+    branch, all_of_it, last = (
+        Survivor(Edit("k.py", ((0, 0, text),), "number", 1.0, line), texts, 2, work=work)
+        for text, line, work in (("", 1, 1.0), ("x", 2, 1.2), ("long", 3, 0.9))
+    )
+    assert sorted([branch, all_of_it, last], key=lambda s: s.rank) == [last, all_of_it, branch]
+
+
+def test_a_number_of_the_case_in_the_source_mends_no_other_case(tmp_path):
+    """It is no patch; another edit that holds for the numbers of the cases only is in doubt."""
+    wrong = TORCH.replace("(mean + eps)", "(mean)")
+    named, number, size = (
+        [("(mean)", text)] for text in ("(mean + eps)", "(mean + 0.25)", "(mean + 1 / (eps.as_integer_ratio()[1]))")
+    )
+    assert judged(tmp_path, wrong, number)[0][3] is None
+    assert judged(tmp_path, wrong, size)[0][3].narrow
+    assert not judged(tmp_path, wrong, named)[0][3].doubtful

@@ -331,7 +331,7 @@ def test_the_search_gets_the_names_of_the_golden_edit_that_fits(tmp_path, monkey
 
     class Noted(EditQueue):
         def __init__(self, *arguments):
-            hints.append(arguments[-1])
+            hints.append(arguments[-2])
             super().__init__(*arguments)
 
     monkeypatch.setattr(searching, "EditQueue", Noted)

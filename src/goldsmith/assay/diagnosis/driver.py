@@ -214,9 +214,9 @@ def _find_patch(
     evidence = (
         {"target": target.name, "wrong": sorted(failing.bad), "diagnosis": diagnosis.to_json()} if propose else {}
     )
-    params = [] if diagnosis.evidence is None else [what.params for what in diagnosis.evidence.whatif]
+    whatifs = [] if diagnosis.evidence is None else diagnosis.evidence.whatif
     search = find_patch(
-        target, examinations, seconds, line=diagnosis.line, causes=causes, params=params, progress=progress,
+        target, examinations, seconds, line=diagnosis.line, causes=causes, whatifs=whatifs, progress=progress,
         propose=propose, evidence=evidence,
     )  # fmt: skip
     diagnosis.patch = search.patch

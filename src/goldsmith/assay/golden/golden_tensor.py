@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..bounds.bounded import Bounded
-from ..noise import patterns
+from ..bounds.bounded import SLACK, Bounded
+from ..noise import formula_rounding, patterns
 from ..noise.noise_floor import Noise
 
 
@@ -43,6 +43,14 @@ class GoldenTensor:
     @cached_property
     def noise(self) -> Noise:
         return Noise(self.bounded, self.store, self.ensemble, self.compute)
+
+    @property
+    def allowed(self) -> Tensor:
+        """The error up to which SLACK times it is right: the bound, or what an equal formula may round."""
+        if not self.store.is_floating_point:
+            return self.bounded.bound
+        other = formula_rounding.limit(self.bounded, self.compute, self.terms, everywhere=self.any_formula)
+        return torch.maximum(self.bounded.bound, other / SLACK)
 
     @cached_property
     def groups(self) -> patterns.Groups:

@@ -69,20 +69,24 @@ def hint(
 def cancels(
     bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0, *, everywhere: bool = False
 ) -> Tensor:
-    """Elements where the golden is 0 or tiny, compared with its neighbours, and the error is within their rounding.
+    """Elements whose error is within the `limit`."""
+    allowed = limit(bounded, compute, terms, everywhere=everywhere)
+    return (allowed > 0) & (error <= allowed)
+
+
+def limit(bounded: Bounded, compute: torch.dtype, terms: float = 0.0, *, everywhere: bool = False) -> Tensor:
+    """The error that an equal formula may make, where the golden is 0 or tiny, compared with its neighbours; else 0.
 
     everywhere: also where the golden is neither, because any formula is right.
 
     A golden that does not round (a copy) has no such formula: its zeros are exact. A row that is small as a whole is
     judged by its own size. terms: the size of the summands that may cancel, if it is known.
     """
-    finite = torch.isfinite(bounded.value)
-    size = torch.where(finite, bounded.value.abs(), 0.0)
+    size = torch.where(torch.isfinite(bounded.value), bounded.value.abs(), 0.0)
     rounded = size.where(bounded.bound > 0, 0.0)
     lines = [rounded.amax(a, keepdim=True).expand_as(size) for a in range(size.dim()) if size.shape[a] > 1]
     peaks = torch.stack(lines or [rounded])
     largest, least = peaks.amax(0).clamp(min=terms), peaks.amin(0).clamp(min=terms)
-    zero = bounded.structural_zero & (error <= unit(size, compute) * largest)
     remains = (everywhere & (bounded.bound > 0)) | (size <= NEXT_TO_NOTHING * least)
-    remains &= error <= unit(size, compute) * least
-    return finite & ~bounded.open & (zero | remains)
+    summands = torch.where(bounded.structural_zero, largest, least.where(remains, 0.0))
+    return (unit(size, compute) * summands).where(torch.isfinite(bounded.value) & ~bounded.open, 0.0)

@@ -45,7 +45,8 @@ def hint(
     """
     phrase = examination.hints.get(name, Hint())
     if not phrase.text and tensor is not None:
-        phrase = Hint(_formula_hint(reference, name, tensor))  # the narrower hint of the two
+        text = _formula_hint(reference, name, tensor)  # the narrower hint of the two
+        phrase = Hint(text, another_formula=bool(text))
         if not phrase.text:
             phrase = _declaration_hint(examination, run, reference, name, kind, tensor, scaled)
         examination.hints[name] = phrase

@@ -110,7 +110,7 @@ def judge(
     for name, (kind, tensor) in actual.items():
         if name in decided or name in skip:
             continue
-        against = _against(reference, name, kind, noise)
+        against = judged_reference(reference, name, kind, noise)
         if against is None:
             continue
         golden = against.bounded.value
@@ -152,7 +152,7 @@ def judge(
     return failed
 
 
-def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
+def judged_reference(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
     """The reference of tensor `name`, with the size of the terms that may cancel in it."""
     reference = references.reference(name, kind, noise=noise)
     terms = 0.0 if reference is None else formula_rounding.terms(name, references.bounded, references.leaves)
@@ -225,7 +225,7 @@ class _Repeats:
                 self.runs[attempt] = self._make(attempt)
             run, references = self.runs[attempt]
             tensor = dict((n, t) for n, _, t in run.results()).get(name)
-            reference = _against(references, name, kind, True)
+            reference = judged_reference(references, name, kind, True)
             if reference is None:
                 raise TargetError(f"{name}: the golden has it under one seed and not under another")
             if tensor is None:

@@ -153,6 +153,7 @@ class WhatIf:
     others   share of the candidate's other results that the change also gives
     prior    how common such a mistake is among the changes that were tried
     also     other causes that describe the same mistake
+    line     "file:number" of the golden that it changes, "" if it is no single one
     """
 
     cause: str
@@ -165,6 +166,7 @@ class WhatIf:
     others: float = 1.0
     prior: float = 0.5
     also: tuple[str, ...] = ()
+    line: str = ""
 
 
 @dataclass(frozen=True)

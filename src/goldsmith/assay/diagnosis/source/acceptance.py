@@ -52,7 +52,10 @@ class Acceptance:
     _before: dict[frozenset[str], set[str]] = field(default_factory=dict)
 
     def of(self, edited: Mapping[str, str], seconds: float) -> Accepted | NotAccepted:
-        """NotAccepted if the edited candidate fails a case, or a probe that it passes without the edit."""
+        """NotAccepted if the edited candidate fails a case, or a probe that it passes without the edit.
+
+        Beside the cases, an error as small as another formula's rounding is no reason: the formula is the author's.
+        """
         process = self._process(edited)
         try:
             quick = self._report(process, frozenset(QUICK), seconds, until_failing=True)
@@ -65,7 +68,7 @@ class Acceptance:
         if whole is None or whole.verdict not in (PASS, FAIL) or replaced:
             return NotAccepted()
         findings = [f for f in whole.findings if f.rung != QUALITY]
-        probes = frozenset(f.probe for f in findings)
+        probes = frozenset(f.probe for f in findings if not f.values.get("another_formula"))
         remaining = tuple(dict.fromkeys(f.text for f in findings))
         new = probes - self._failing_before(probes, seconds)
         return NotAccepted(new, remaining, len(whole.cases)) if new else Accepted(len(whole.cases), remaining)

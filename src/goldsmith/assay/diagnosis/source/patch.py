@@ -25,11 +25,12 @@ class Patch:
     file, line   where the edit is; diff: a unified diff
     kind         what the edit does, in a word or two
     cases        number of cases, with fresh draws, that the edited candidate passes
-    remaining    findings of other probes, which the candidate has without the edit as well; () if all probes pass
+    remaining    findings of other probes, which the candidate has without the edit as well, or which are no more than
+                 another formula rounds; () if all probes pass
     tried        number of edits that were run
     equals       other edits that pass as well: no input was found on which they differ from this one
     sizes        the sizes at which they were compared
-    narrow       right at the declared sizes, but not at smaller or larger ones
+    narrow       right at the declared sizes and numbers, but not at others
     joins        the kinds of the edits of which it consists, if there are several
     work         how many times the kernel's work it does at some size, if that is much more; otherwise 1
     compiled     False if no compiler has seen its Triton kernels, only Triton's interpreter
@@ -83,8 +84,8 @@ class Patch:
         place = f"{Path(self.file).name}, line {self.line}"
         if self.narrow:
             return (
-                f"this edit makes the kernel pass at the declared sizes ({self.sizes}): {number}, all probes ({place}: "
-                f"{self.kind}); at others it is wrong, so that it may stand for another one"
+                f"this edit makes the kernel pass at the declared sizes and numbers ({self.sizes}): {number}, all "
+                f"probes ({place}: {self.kind}); at others it is wrong, so that it may stand for another one"
             )
         if self.block:
             return (
@@ -100,8 +101,8 @@ class Patch:
         if not self.remaining:
             return f"this edit makes the kernel pass: {number}, all probes ({place}: {self.kind})"
         return (
-            f"this edit mends the results of {number} ({place}: {self.kind}); other faults, which are there without it "
-            "as well, remain"
+            f"this edit mends the results of {number} ({place}: {self.kind}); what remains is there without it as "
+            "well, or is no more than another formula rounds"
         )
 
     def save(self, path: str | os.PathLike) -> Path:

@@ -16,10 +16,12 @@ from ...declare.case import Case
 from ...execute.memory import LAYOUTS
 from ...execute.records import CandidateRun, Material, RunSettings
 from ...gate.isolation.wire import request_of
+from ...gate.tricks.scalars import other_scalars
 from ...golden.golden_error import GoldenError
 from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from ...probes.repeats import BACKWARDS
+from ...probes.values import judged_reference
 from .children.comparison import wrong_share
 
 _SALT = 77_001  # of draws that neither the search nor the check makes
@@ -55,7 +57,8 @@ class Further:
     """A problem beyond the failing case.
 
     what    in a few words
-    beside  "below" or "above" if one of its sizes lies there, "" if all lie between declared ones
+    beside  "below" or "above" if one of its sizes lies there, "numbers" if its scalars are others than the declared
+            ones, "" if all lie between these
     """
 
     problem: Problem
@@ -95,11 +98,11 @@ def _stages(run: CandidateRun, golden: GoldenResults) -> dict[str, tuple[tuple[T
 
 
 def _expected(golden: GoldenResults, name: str, kind: str) -> tuple[Tensor, Tensor] | None:
-    """The golden's value, and the bound of its rounding; where none is proven, the limit of the legal runs' noise."""
-    against = golden.reference(name, kind, noise=False)
+    """The golden's value, and the error that a check allows; where no bound is proven, the limit of the runs' noise."""
+    against = judged_reference(golden, name, kind, False)
     if against is None:
         return None
-    bound = against.bounded.bound
+    bound = against.allowed
     if bool(torch.isinf(bound).any()):
         noise = replace(against, ensemble=[run[name] for run in golden.ensemble if name in run]).noise
         if noise.usable:
@@ -160,7 +163,8 @@ def stand_in_run(material: Material) -> CandidateRun:
 
 
 def further_problems(examination: Examination) -> Iterator[Further]:
-    """The case with inputs of other magnitudes and signs, sizes between declared ones, larger and smaller ones.
+    """The case with inputs of other magnitudes and signs, sizes between declared ones, larger and smaller ones, and
+    other scalars: a number of the case that stands in the source mends this case alone.
 
     Nothing for a target with decisions: which of them are legal depends on the candidate.
     """
@@ -173,7 +177,9 @@ def further_problems(examination: Examination) -> Iterator[Further]:
         formed = {n: change(t) if t.is_floating_point() and t.numel() else t for n, t in inputs.items()}
         changed = replace(examination.material, inputs=formed)
         materials += [(changed, what, "")] if examination.admits(changed) else []
-    for case, beside in _other_sizes(target.cases, examination.case):
+    dtype = examination.dtype or target.dtypes[0]
+    numbers = ((case, "numbers") for case in other_scalars(target.cases, dtype, examination.seed))
+    for case, beside in (*_other_sizes(target.cases, examination.case), *numbers):
         try:
             drawn = Examination(
                 target, case, examination.dtype, examination.device, examination.seed, frozenset(("values",)), case.name

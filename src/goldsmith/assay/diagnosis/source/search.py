@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from ...declare.target import Target
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
+from ..facts.evidence import WhatIf
 from ..trace.faulty_line import FaultyLine
 from .acceptance import Acceptance
 from .children.mutants import EditOutcome, Mutants
 from .cpp.cpp_edits import CppEdits
-from .edits.edit_queue import EditQueue
+from .edits.edit_queue import EditQueue, place
 from .edits.edits import Edit, Line
 from .edits.every_edit import EveryEdit
 from .edits.inverse_edits import NO_HINT, GoldenHint, inverse_kinds
@@ -27,11 +28,12 @@ from .survivors import Survivors
 
 _SHARE, _UNBOUNDED = 0.7, 60.0  # of the budget of a diagnosis; seconds if there is none
 _PROCESSES = min(2, len(os.sched_getaffinity(0)))  # that try edits; each needs 0.3 GiB
-_BATCH = 40
+_BATCH, _SLOW = 40, 0.1  # edits that are tried before the right ones are judged; fewer if a run takes longer than this
 _SECOND, _WHOLE = 0.35, 0.6  # shares of the time for a second edit, if single ones mend a part, or a whole result
 _PART = 0.5  # share of the wrong elements that an edit must leave, at most, if it mends no whole result
 _EQUALS = 0.15  # share of the time in which other edits that do the same are looked for, once one is found
 _PROPOSING = 0.5  # share of the time for the program that proposes patches
+_FIRSTS = 3  # edits that mend a part and are tried with a second one
 _LAYOUTS = 0.3  # share of the time for a second edit, if the first leaves other layouts wrong
 _OUTCOMES = {
     "wrong": "the failing case is wrong with it", "raised": "it raises", "slow": "it is too slow",
@@ -94,7 +96,7 @@ def find_patch(
     *,
     line: FaultyLine | None = None,
     causes: Sequence[str] = (),
-    params: Sequence[Mapping[str, object]] = (),
+    whatifs: Sequence[WhatIf] = (),
     progress: Progress = lambda text: None,
     propose: str | None = None,
     evidence: Mapping[str, object] | None = None,
@@ -104,12 +106,13 @@ def find_patch(
     examinations: failing ones of this target, the smallest first. A keyboard interrupt ends the search early.
     line: that a trace names, to try before all others
     causes: ids of causes, whose inverse edits are tried earlier
-    params: parameters of golden-side edits that fit; edits that bring their names and numbers in or out come earlier
+    whatifs: golden-side edits that fit; edits that bring their names and numbers in or out come earlier, and those of
+    statements that read what the edited line of the golden reads
     propose: a command that gets the evidence and returns patches, which are tried before all edits
     """
     clock = _Deadline(time.monotonic() + seconds, seconds)
     search = PatchSearch()
-    hints = Hints(causes=inverse_kinds(causes), named=GoldenHint.of(params))
+    hints = Hints(causes=inverse_kinds(causes), named=GoldenHint.of(whatifs))
     if line is not None:
         at = line.at.file, line.at.line, line.at.function
         hints = replace(hints, lines=[at], region=line.region, beside=line.beside)
@@ -205,9 +208,9 @@ class _Hunt:
         texts = {path: file.data for path, file in self.mutants.source.files.items()}
         queue = EditQueue(
             edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts,
-            self.hints.named,
+            self.hints.named, edits.reading(self.hints.named.words),
         )  # fmt: skip
-        for batch in queue.batches(_BATCH):
+        for batch in queue.batches(_BATCH if original.seconds < _SLOW else _BATCH // 4):
             right: list[tuple[Edit, EditOutcome]] = []
             for edit, outcome in self._tried(batch):
                 mends = outcome.state == "wrong" and _is_better(outcome, original)
@@ -251,9 +254,18 @@ def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
 
 
 def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
-    """A second edit after the one that leaves the fewest results wrong; the same again elsewhere comes earlier."""
-    edit = min(hunt.better, key=lambda b: (b[0], b[1], len(b[2].spans), b[2].cost))[2]
-    _second(hunt, source, problems, on_cuda, edit, replace(hunt.hints, lines=(), causes={edit.kind}), hunt.clock.left)
+    """A second edit after those that leave the fewest results wrong; the same again elsewhere comes earlier.
+
+    Edits of several places may mend the same part of this case, and not of others: each gets half of the time left.
+    """
+    ordered = sorted(hunt.better, key=lambda b: (b[0], b[1], len(b[2].spans), b[2].cost))
+    equal = [edit for count, share, edit in ordered if (count, share) == ordered[0][:2]]
+    firsts = list({place(edit): edit for edit in reversed(equal)}.values())[::-1][:_FIRSTS]
+    for edit in firsts:
+        seconds = hunt.clock.left if edit is firsts[-1] else hunt.clock.left / 2
+        hints = replace(hunt.hints, lines=(), causes={edit.kind})
+        if hunt.survivors.best is None and seconds > 0:
+            _second(hunt, source, problems, on_cuda, edit, hints, seconds)
 
 
 def _mend_layouts(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:

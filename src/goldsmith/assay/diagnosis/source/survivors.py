@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,12 @@ _LEAST = 20.0  # seconds for all cases and probes, at least
 _MORE_WORK = 1.5  # times the work of the kernel as it is: a block may compute the whole row
 _MOST = 3  # survivors to report
 _LAYOUTS = frozenset(("layouts",))
+_NUMBER = re.compile(r"\d\.\d|\de-?\d")
 
 
 @dataclass(frozen=True)
 class Survivor:
-    """An edit with the texts that it makes. narrow: it is wrong at sizes below or above the declared ones.
+    """An edit with the texts that it makes. narrow: it is wrong at sizes or numbers other than the declared ones.
 
     work: how many times the kernel's work it does at one of the other sizes, at most; block: it only changes a block's
     size
@@ -48,9 +50,16 @@ class Survivor:
         return self.narrow or self.block or self.work > _MORE_WORK
 
     @property
-    def rank(self) -> tuple[bool, bool, bool, bool, int, bool, int, float]:
-        unsure = bool(self.remaining), not self.compiled, len(self.stages)
-        return self.narrow, self.doubtful, *unsure, self.edit.kind != KIND, self.edit.size, self.edit.cost
+    def rank(self) -> tuple[float, ...]:
+        unsure = self.narrow, self.doubtful, bool(self.remaining), not self.compiled, len(self.stages)
+        more = max(1.0, round(self.work, 2))  # than the kernel does: a part may pass as well as the one element
+        return *unsure, self.edit.kind != KIND, self.switches, more, self.edit.size, self.edit.cost
+
+    @property
+    def switches(self) -> bool:
+        """Whether it changes a condition, which may keep the wrong branch from being taken."""
+        line = self.texts.get(self.edit.path, "").splitlines()[self.edit.line - 1 : self.edit.line]
+        return any(text.lstrip().startswith(("if ", "elif ", "while ")) for text in line)
 
 
 @dataclass
@@ -88,7 +97,8 @@ class Survivors:
         work = 1.0 if beside is None else self.mutants.more_work(texts)
         narrow, block = bool(beside), only_another_block(self.source, texts)
         doubtful = narrow or block or work > _MORE_WORK
-        if beside is None or doubtful and any(s.doubtful for s in self.accepted):
+        of_case = beside is not None and "numbers" in beside and self._brings_a_number(edit)
+        if beside is None or of_case or doubtful and any(s.doubtful for s in self.accepted):
             self.rejected.append(edit)
             return
         self.progress("patch: all cases with an edit that mends this one")
@@ -108,8 +118,13 @@ class Survivors:
             self.found_at = self.found_at or time.monotonic()
         self.rejected.append(edit)
 
+    def _brings_a_number(self, edit: Edit) -> bool:
+        """Whether it writes a number that is not whole, as one of the case is."""
+        edits = [edit] if self.before is None else [edit, self.before]
+        return any(_NUMBER.search(text) for each in edits for _, _, text in each.spans)
+
     def _wrong_beside(self, texts: Mapping[str, str]) -> set[str] | None:
-        """On which sides of the declared sizes the edit is wrong; None if it is wrong within them."""
+        """On which sides of the declared sizes and numbers the edit is wrong; None if it is wrong within them."""
         known = self._problems()
         outcomes = self.mutants.confirmed(texts) if known else []
         if outcomes is None:  # the process ended, perhaps through an edit before

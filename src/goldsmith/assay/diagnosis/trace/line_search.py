@@ -11,6 +11,7 @@ from ...execute.records import RunSettings
 from ...gate.isolation.wire import request_of
 from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
+from ...probes.values import judged_reference
 from ...report.results import FAIL
 from ..source.children.child import NoAnswer, single_request
 from ..source.reading.candidate_source import NoSource, candidate_source
@@ -70,9 +71,9 @@ def traced_line(target: Target, examination: Examination, seconds: float = SECON
         raise NoLine(f"the golden cannot be traced ({type(error).__name__}: {error})") from error
     bounds = {}
     for name, kind, _ in first.results():
-        against = None if name.removeprefix("saved.") in target.decisions else ref.reference(name, kind, noise=False)
+        against = None if name.removeprefix("saved.") in target.decisions else judged_reference(ref, name, kind, False)
         if against is not None:
-            bounds[name] = (against.bounded.value.cpu(), against.bounded.bound.cpu())
+            bounds[name] = (against.bounded.value.cpu(), against.allowed.cpu())
     message = {
         "files": list(source.modules.values()), "golden": values, "bounds": bounds,
         "wrong": sorted(n for n in examination.bad if n in bounds),

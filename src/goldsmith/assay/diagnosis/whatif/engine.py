@@ -146,8 +146,9 @@ class Search(ChangedGolden):
             return None  # the golden's own Python code reads the changed tensor, which a replay does not repeat
         params = dict(change.params)
         return WhatIf(
-            change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
-        )
+            change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also,
+            line=change.edit.line,
+        )  # fmt: skip
 
     def _ranked(self, pairs: list[tuple[NamedEdit, WhatIf]]) -> list[WhatIf]:
         """The explanations in order: exact ones, those that explain the other results, and then by prior."""

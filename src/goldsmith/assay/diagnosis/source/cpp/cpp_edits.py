@@ -54,6 +54,9 @@ class CppEdits:
     def around(self, lines: Collection[Line]) -> set[Place]:
         return set()
 
+    def reading(self, words: Collection[str]) -> set[Place]:
+        return set()
+
     def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:
         return {place for f in self.functions for place in f.places if place in lines}
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from ..children.mutants import EditOutcome
-from .alike_edits import alike_edits
 from .edits import Edit, Line, Place
 from .inverse_edits import NO_HINT, GoldenHint
+from .repeated_edits import alike_edits
 
 _DEAD = 4  # edits of a place that ran and moved no wrong result, until the others of the place wait for all the rest
 _COSTLY = 1.9  # cost from which edits wait: a cheap one may choose the branch that is not taken
@@ -37,6 +37,7 @@ _RARITY = {
     "addend added": 0.5,
 }  # fmt: skip
 _HINTED = 0.8  # cost less for a kind that undoes the edit of the golden that fits
+_READING = 0.6  # cost less where a name of the golden's edited line is read
 _NAMED = 1.2  # cost less for an edit that brings in or out what the edit of the golden names
 
 
@@ -49,6 +50,7 @@ class EditQueue:
     kinds  kinds of edits to try earlier; named: names and numbers to bring in or out earlier
     around loops and conditions around such lines, nearly as early
     beside statements whose operations, as a trace shows, are right or lead to right results only
+    reading statements that read what the golden reads in the line whose edit fits
     texts  path -> text, to make an edit that mends a part in other places too
     """
 
@@ -63,9 +65,10 @@ class EditQueue:
         around: Collection[Place] = (),
         texts: Mapping[str, bytes] = MappingProxyType({}),
         named: GoldenHint = NO_HINT,
+        reading: Collection[Place] = (),
     ):
         self.wrong, self.lines, self.kinds, self.far = set(wrong), set(first), set(kinds), far
-        self.beside, self.around = set(beside), set(around)
+        self.beside, self.around, self.reading = set(beside), set(around), set(reading)
         self.texts, self.named, self.better = texts, named, list[Edit]()
         self.idle: Counter[Place] = Counter()
         self.moved: dict[Place, set[str]] = {}  # names of results, of the places that move wrong ones
@@ -123,8 +126,8 @@ class EditQueue:
         elif self.named != NO_HINT and matter - self.expanded:
             edits = self.far(matter - self.expanded)
             self.expanded |= matter
-            self._bring_in(e for e in edits if self._is_named(e))
-            self.waiting += [e for e in edits if not self._is_named(e)]
+            self._bring_in(e for e in edits if self._fits(e))
+            self.waiting += [e for e in edits if not self._fits(e)]
         if not self.complete and not any(self.queues.values()):
             self.complete = True
             self._bring_in([*self.waiting, *self.far(None)])
@@ -177,14 +180,14 @@ class EditQueue:
         at, distance = place(edit), self._distance(edit)
         cost = edit.cost + _RARITY.get(edit.kind, 0.0) - _HINTED * (edit.kind in self.kinds)
         cost += _BESIDE * (at in self.beside and distance > _LINES)
-        cost -= _NAMED * self._is_named(edit)
+        cost -= _NAMED * self._fits(edit) + _READING * (at in self.reading)
         if self.lines:
             near = _NEAR * any(edit.function == f for _, _, f in self.lines)
             cost -= _FIRST if not distance else _CLOSE if distance <= _LINES or at in self.around else near
         return cost
 
-    def _is_named(self, edit: Edit) -> bool:
-        return self.named.names_change_of(edit, self.texts.get(edit.path, b""))
+    def _fits(self, edit: Edit) -> float:
+        return self.named.fits(edit, self.texts.get(edit.path, b""))
 
     def _distance(self, edit: Edit) -> float:
         """Lines from an edit to the nearest line that a trace names."""

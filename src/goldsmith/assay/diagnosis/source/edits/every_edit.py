@@ -10,16 +10,17 @@ from ..reading.candidate_source import BACKWARD, FORWARD, Part
 from ..reading.source_file import first_line, head_lines
 from ..reading.value_kinds import kinds_of
 from .call_edits import call_edits
+from .copied_statements import copied_statements, pairs_of_names
+from .counterpart_edits import counterpart_edits
 from .edits import Edit, Function, Line, Place, cheapest_first
-from .golden_edits import golden_edits
 from .mirrored_edits import mirrored_edits
 from .neighbour_edits import neighbour_edits
 from .repeated_edits import repeated_edits
 from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
 from .statement_edits import statement_edits
-from .twin_edits import twin_edits
 
+_FEW = 4  # statements that read a name, until it says nothing about where a fault is
 _OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it
 
 
@@ -38,9 +39,8 @@ class EveryEdit:
         gradients = bool(wrong) and all(n.endswith(".grad") for n in wrong)
         phase = BACKWARD if gradients and any(p.phases == {BACKWARD} for p in listed) else FORWARD
         self.functions = [_function(p, 0.0 if phase in p.phases else _OTHER_PHASE, kinds) for p in listed]
-        near = [e for f in self.functions for e in near_edits(f, [g for g in self.functions if g is not f])]
         known = [_function(p, 0.0, {}) for p in golden]
-        near += [e for f in self.functions for e in golden_edits(f, known)]
+        near = [e for f in self.functions for e in near_edits(f, [g for g in self.functions if g is not f], known)]
         self.near = self._everywhere(near)
         self.done: set[Place] = set()
 
@@ -53,8 +53,7 @@ class EveryEdit:
             if own:
                 beside = [f for f in self.functions if f is not function]
                 lines = {line for _, line in own}
-                found += [*scope_edits(function, beside, lines), *twin_edits(function, beside, lines)]
-                found += neighbour_edits(function, lines)
+                found += [*scope_edits(function, beside, lines), *neighbour_edits(function, lines)]
         return self._everywhere(found)
 
     def _everywhere(self, edits: Sequence[Edit]) -> list[Edit]:
@@ -81,6 +80,17 @@ class EveryEdit:
                         found |= {place for g in self.functions for place in g.places if g.name == _called(n)}
         return found
 
+    def reading(self, words: Collection[str]) -> set[Place]:
+        """The statements that read one of these names, if they are few."""
+        found: dict[str, set[Place]] = {}
+        for f in self.functions:
+            for n in f.nodes:
+                if isinstance(n, ast.Name) and n.id in words and n.id not in f.called:
+                    statement = f.statement(n)
+                    if statement is not None and isinstance(n.ctx, ast.Load):
+                        found.setdefault(n.id, set()).add((f.file.path, statement.lineno))
+        return {place for places in found.values() if len(places) <= _FEW for place in places}
+
     def places(self, lines: Collection[tuple[str, int]]) -> set[Place]:
         """The statements in which these lines are; of a loop or a condition, only the head counts."""
         return {
@@ -97,9 +107,14 @@ def _called(node: ast.Call) -> str:
     return getattr(callee, "id", getattr(callee, "attr", ""))
 
 
-def near_edits(function: Function, beside: Sequence[Function] = ()) -> list[Edit]:
+def near_edits(function: Function, beside: Sequence[Function] = (), golden: Sequence[Function] = ()) -> list[Edit]:
+    pairs = pairs_of_names(function)
+    like_others = (
+        *counterpart_edits(function, beside, golden, pairs),
+        *copied_statements(function, beside, golden, pairs),
+    )
     calls = call_edits(function, beside)
-    return [*small_edits(function), *calls, *statement_edits(function), *name_edits(function)]
+    return [*small_edits(function), *calls, *statement_edits(function), *name_edits(function), *like_others]
 
 
 def _function(part: Part, penalty: float, kinds: Mapping[str, Mapping[str, str]]) -> Function:

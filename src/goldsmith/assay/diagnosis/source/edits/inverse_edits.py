@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...facts.evidence import WhatIf
 from .edits import Edit
 
 _NAMES = ("another name", "names exchanged", "entries exchanged", "arguments swapped", "another expression")
@@ -37,7 +39,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "wrong_factor": _FACTORS,
     "scale_bias": (*_FACTORS, *_TERMS),
     "transposed": ("transposition removed", "call added", "entries exchanged", "names exchanged", "arguments swapped"),
-    "permuted": (*_NAMES, "operator", "function"),
+    "permuted": (*_NAMES, "operator", "function", "order undone"),
     "shifted": (*_BOUNDS, *_PLACES),
     "wrong_stride": _PLACES,
     "swapped_results": ("entries exchanged", "names exchanged", "another name", "another target"),
@@ -77,25 +79,32 @@ class GoldenHint:
     """What golden-side edits that fit leave out, add or exchange: an edit of the source brings it in or out.
 
     names    of each such edit; numbers: factors and such, other than 1, and their inverses
+    words    in the lines of the golden that these edits change
     """
 
     names: frozenset[frozenset[str]] = frozenset()
     numbers: frozenset[float] = frozenset()
+    words: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, params: Iterable[Mapping[str, object]]) -> GoldenHint:
-        """params: the parameters of the edits that fit."""
-        rows = list(params)
+    def of(cls, whatifs: Iterable[WhatIf]) -> GoldenHint:
+        """Of the edits that fit."""
+        fitting = list(whatifs)
+        rows = [what.params for what in fitting]
         texts = [text for row in rows for key in _NAMES_IN if isinstance(text := row.get(key), str)]
         values = [abs(v) for row in rows for key in _NUMBERS_IN if isinstance(v := row.get(key), int | float)]
         numbers = {n for v in values if v and math.isfinite(v) for n in (float(v), 1 / v)}
         names = {frozenset(_NAME.findall(text)) for text in texts}
-        return cls(frozenset(names - {frozenset()}), frozenset(numbers - {1.0}))
+        places = (what.line.rpartition(":") for what in fitting if what.line)
+        words = {word for file, _, line in places for word in _NAME.findall(linecache.getline(file, int(line)))}
+        return cls(frozenset(names - {frozenset()}), frozenset(numbers - {1.0}), frozenset(words))
 
-    def names_change_of(self, edit: Edit, data: bytes) -> bool:
-        """Whether the edit inserts or removes all names of one golden-side edit, or one of the numbers."""
-        if not self.names and not self.numbers:
-            return False
+    def fits(self, edit: Edit, data: bytes) -> float:
+        """1 if the edit inserts or removes all names of one golden-side edit, or one of the numbers, otherwise 0; more
+        by a half if it inserts several words of the line.
+        """
+        if not self.names and not self.numbers and not self.words:
+            return 0.0
         before, after = Counter[str](), Counter[str]()
         for start, end, text in edit.spans:
             before.update(_TOKEN.findall(data[start:end].decode(errors="replace")))
@@ -103,9 +112,10 @@ class GoldenHint:
         changed = {*(after - before), *(before - after)}
         parts = {part for token in changed for part in (token, *token.split("_"))}
         written = [float(token) for token in changed if not _NAME.match(token)] if self.numbers else []
-        return any(names <= parts for names in self.names) or any(
+        named = any(names <= parts for names in self.names) or any(
             math.isclose(n, number, rel_tol=_ALIKE) for n in written for number in self.numbers
         )
+        return named + 0.5 * (len(self.words & set(after - before)) > 1)
 
 
 NO_HINT = GoldenHint()

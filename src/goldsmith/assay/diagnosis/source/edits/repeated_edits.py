@@ -1,4 +1,7 @@
-"""Edits made at once wherever the same expression stands: kernels compute one thing in two loops, or in both phases."""
+"""Edits made in several places: kernels compute one thing in two loops, or in both phases.
+
+Wherever the same expression stands, or wherever the same change can be made, once it has mended a part.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from dataclasses import replace
 from .edits import Edit, Function
 
 _COST, _MOST = 0.3, 6  # cost more than of the edit in one place; places, at most
+_OTHERS = 16  # other places, at most
+_SAME = "\0"  # stands for the text that an edit keeps
+Change = tuple[str, str]
 Starts = list[int]
 
 
@@ -53,3 +59,39 @@ def _smallest(spans: Sequence[tuple[int, int, Starts]], edit: Edit) -> tuple[int
         if end >= last and (best is None or end - start < best[1] - best[0]):
             best = start, end, starts
     return None if best is None else (best[0], best[2])
+
+
+def alike_edits(edit: Edit, edits: Iterable[Edit], data: bytes) -> Iterator[Edit]:
+    """`edit` together with those that make the same change elsewhere in the file: with each of them, and with all."""
+    wanted = _changes(edit, data)
+    others: list[Edit] = []
+    for other in edits:
+        if other.kind == edit.kind and other.path == edit.path and len(others) < _OTHERS and not edit.overlaps(other):
+            if _changes(other, data) == wanted:
+                others.append(other)
+    for other in others:
+        yield _first(edit.joined(other))
+    whole = edit
+    for other in sorted(others, key=lambda o: len(o.spans)):
+        if not whole.overlaps(other):
+            whole = whole.joined(other)
+    if len(whole.spans) > len(edit.spans) and len(others) > 1:
+        yield _first(whole)
+
+
+def _first(edit: Edit) -> Edit:
+    """The edit with a cost that puts it before all others."""
+    return replace(edit, cost=-1.0)
+
+
+def _changes(edit: Edit, data: bytes) -> set[Change]:
+    return {_change(data[start:end].decode(errors="replace"), text) for start, end, text in edit.spans}
+
+
+def _change(before: str, after: str) -> Change:
+    """What is replaced by what, without the text that both have whole: a factor that is added to x is also one of y."""
+    if before and before in after:
+        return _SAME, after.replace(before, _SAME, 1)
+    if after and after in before:
+        return before.replace(after, _SAME, 1), _SAME
+    return before, after

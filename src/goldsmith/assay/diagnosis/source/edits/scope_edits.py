@@ -26,6 +26,7 @@ def name_edits(function: Function) -> Iterator[Edit]:
     for node in _movable(function):
         if isinstance(node, ast.Name):
             yield from _names(function, node)
+            yield from _inverse(function, node)
         elif isinstance(node, ast.Call | ast.Subscript) and not _is_index(function, node):
             yield function.swap(node, f"-{function.file.text(node)}", "sign", 1.6)
         elif isinstance(node, ast.Attribute):
@@ -121,6 +122,14 @@ def _looked_up(function: Function, node: ast.Name) -> Iterator[Edit]:
                 yield function.swap(node, f"tl.load({table} + {node.id})", "another expression", 1.6)
 
 
+def _inverse(function: Function, node: ast.Name) -> Iterator[Edit]:
+    """The order that undoes one."""
+    kind = function.kinds.get(node.id, "")
+    triton = any(isinstance(n, ast.Name) and n.id == "tl" for n in function.nodes)
+    if kind[:2] == "i[" and kind != "i[]" and not triton:
+        yield function.swap(node, f"{node.id}.argsort(-1)", "order undone", 1.6)
+
+
 def _attributes(function: Function, node: ast.Attribute) -> Iterator[Edit]:
     """Another attribute of the context or of the object."""
     base = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -187,10 +196,11 @@ def _moved(function: Function, node: ast.expr) -> Iterator[Edit]:
     name = getattr(getattr(parent, "func", None), "attr", getattr(getattr(parent, "func", None), "id", ""))
     address = isinstance(parent, ast.Call) and _is_address(function, node)
     whole = isinstance(parent, ast.Compare | ast.Subscript | ast.Slice) or name in _INDEX or address
+    count = isinstance(node, ast.Name) and function.kinds.get(node.id) == "i[]"
     if isinstance(node, ast.Name | ast.BinOp | ast.Attribute | ast.Call | ast.Subscript):
         text = function.file.text(node)
         for more in ("+ 1", "- 1"):
-            yield function.swap(node, f"{text} {more}", "plus or minus one", 1.5 if whole else 2.4)
+            yield function.swap(node, f"{text} {more}", "plus or minus one", 1.5 if whole else 1.9 if count else 2.4)
 
 
 def _expressions(function: Function, beside: Sequence[Function]) -> list[Expression]:

@@ -236,6 +236,17 @@ def _slices(function: Function, node: ast.Slice) -> Iterator[Edit]:
         yield function.edit(node, "slice turned", 1.3, (*file.span(node), f":{file.text(node.lower)}"))
     if node.upper is not None and node.lower is None:
         yield function.edit(node, "slice turned", 1.3, (*file.span(node), f"{file.text(node.upper)}:"))
+    yield from _other_end(function, node)
+
+
+def _other_end(function: Function, node: ast.Slice) -> Iterator[Edit]:
+    """As many from the other end: `-1:` for `:1`, `:-1` for `1:`."""
+    only = node.lower if node.upper is None else node.upper if node.lower is None else None
+    if only is not None and node.step is None and isinstance(only, ast.Name | ast.Constant | ast.UnaryOp):
+        text = function.file.text(only)
+        other = text[1:] if text.startswith("-") else f"-{text}"
+        whole = f":{other}" if only is node.lower else f"{other}:"
+        yield function.edit(node, "slice turned", 1.25, (*function.file.span(node), whole))
 
 
 def _statements(function: Function, node: ast.stmt) -> Iterator[Edit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
 from collections.abc import Iterator
 
@@ -30,9 +31,47 @@ def statement_edits(function: Function) -> Iterator[Edit]:
     for node in function.nodes:
         if isinstance(node, (*_SIMPLE, ast.Return)):
             yield from _names_exchanged(function, node)
+            yield from _words_exchanged(function, node)
         if isinstance(node, ast.Assign):
             yield from _targets(function, node)
     yield from _dense(function)
+    for node in function.nodes:
+        if isinstance(node, ast.If) and not node.orelse:
+            yield from _other_branch(function, node)
+
+
+def _other_branch(function: Function, node: ast.If) -> Iterator[Edit]:
+    """An `else` that does the same without the factors which only the branch knows; all of it, or all but one."""
+    own = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    last, end = node.lineno - 1, node.end_lineno or 0
+    uses = [n for n in function.nodes if isinstance(n, ast.Name) and n.id in own and not last < n.lineno <= end]
+    own -= {n.id for n in uses}
+    copies = []
+    for statement in node.body:
+        known = _without(copy.deepcopy(statement), own)
+        if isinstance(known, ast.Assign | ast.AugAssign) and ast.unparse(known) != ast.unparse(statement):
+            copies.append(ast.unparse(known))
+    at, indent = function.file.span(node)[1], " " * node.col_offset
+    for chosen in dict.fromkeys((tuple(copies), *(tuple(c for c in copies if c != out) for out in copies))):
+        if chosen:
+            lines = "".join(f"\n{indent}    {text}" for text in chosen)
+            yield function.edit(node, "branch added", 1.6, (at, at, f"\n{indent}else:{lines}"))
+
+
+def _without(node: ast.AST, names: set[str]) -> ast.AST | None:
+    """The tree without the factors that are or index one of these names; None if such a name is left."""
+
+    class _Factors(ast.NodeTransformer):
+        def visit_BinOp(self, inner: ast.BinOp) -> ast.AST:
+            if isinstance(inner.op, ast.Mult):
+                for factor, other in ((inner.right, inner.left), (inner.left, inner.right)):
+                    if {n.id for n in ast.walk(factor) if isinstance(n, ast.Name)} & names:
+                        if isinstance(factor, ast.Name | ast.Subscript | ast.Call):
+                            return self.visit(other)
+            return self.generic_visit(inner)
+
+    node = _Factors().visit(node)
+    return None if {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & names else node
 
 
 def _bodies(function: Function) -> Iterator[list[ast.stmt]]:
@@ -116,6 +155,19 @@ def _names_exchanged(function: Function, node: ast.stmt) -> Iterator[Edit]:
             spans = [(*function.file.span(n), second) for n in read[first]]
             spans += [(*function.file.span(n), first) for n in read[second]]
             yield function.edit(node, "names exchanged", 1.7, *spans)
+
+
+def _words_exchanged(function: Function, node: ast.stmt) -> Iterator[Edit]:
+    """Two words change places in all names that a statement reads: left_s * parent_d for parent_s * left_d."""
+    read = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    words = dict.fromkeys(word for n in read if n.id in function.names and "_" in n.id for word in n.id.split("_"))
+    for one, other in itertools.combinations(words, 2):
+        swapped = {one: other, other: one}
+        names = {n.id: "_".join(swapped.get(word, word) for word in n.id.split("_")) for n in read}
+        changed = [n for n in read if names[n.id] != n.id]
+        if len({n.id for n in changed}) > 1 and all(names[n.id] in function.names for n in changed):
+            spans = ((*function.file.span(n), names[n.id]) for n in changed)
+            yield function.edit(node, "names exchanged", 1.6, *spans)
 
 
 def _targets(function: Function, node: ast.Assign) -> Iterator[Edit]:
