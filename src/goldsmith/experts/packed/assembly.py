@@ -8,13 +8,17 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...core.shapes import kind
+from ...core.shapes import ShapeError, kind
 from . import layout as places
+from .formats import FORMATS
 from .inputs import check_partitions
 from .layout import Expert, Layout
 from .memory import allocate, empty_pages, frozen, give_back, nodes_of_machine, spread
+from .quantisation import check_group
 
 Progress = Callable[[int, int | None], None]  # (experts done, number of experts or None)
+
+PROJECTIONS = ("gate", "up", "down")
 
 _Chunk = tuple[Layout, Tensor, Tensor]
 _CHUNK = 256  # most experts of a chunk
@@ -39,6 +43,25 @@ def cut(layout: Layout, partitions: int, op: str) -> Layout:
     if step == 1 and layout.intermediate_size >= _ALONE * partitions:
         step = _ALONE
     return replace(layout, cuts=places.cuts(layout.intermediate_size, partitions, step), block_bytes=0)
+
+
+def layout_of(op: str, format: str, group: int | None, count: int, first: Expert) -> Layout:
+    """The layout of `count` experts like `first`, whose matrices are in codes of `format`
+
+    Raises ShapeError, TypeError or ValueError if the three matrices do not belong together.
+    """
+    fmt = FORMATS[format]
+    shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
+    intermediate, hidden = shapes[0]
+    if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
+        value_text = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(PROJECTIONS, shapes))
+        raise ShapeError(f"{op}: an expert is {value_text} as [out, in], expected gate [I, H], up [I, H], down [H, I]")
+    check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
+    scale = first.gate.scales.dtype if first.gate.scales is not None else None
+    for name, matrix in (("up", first.up), ("down", first.down)):
+        if matrix.scales is not None and matrix.scales.dtype != scale:
+            raise TypeError(f"{op}: {name}'s scales are {matrix.scales.dtype}, but gate's {scale}; convert one")
+    return Layout(format, count, hidden, intermediate, group, scale, (0, intermediate))
 
 
 def check_nodes(op: str, partitions: int, nodes: Sequence[int] | None) -> tuple[int, ...]:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import ShapeError, check_choice, kind
-from .assembly import Progress, assemble, check_nodes, cut
+from .assembly import PROJECTIONS, Progress, assemble, check_nodes, cut, layout_of
 from .experts import PackedExperts
 from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
 from .inputs import Stack, check_finite, check_flag, check_partitions, zip_experts
-from .layout import Expert, Layout
+from .layout import Expert
 from .memory import frozen
 from .packing import check_biases
 from .quantisation import check_group
@@ -25,7 +25,6 @@ from .quantisation import check_group
 Experts: TypeAlias = Tensor | Iterable[Tensor]
 Parts: TypeAlias = Sequence[Experts]  # the tensors of one projection
 
-_NAMES = ("gate", "up", "down")
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8c + j starts at bit 4 * _AWQ_COLUMNS[j] of word c
 _E8M0_NAN = 255
@@ -252,7 +251,7 @@ def _stacks(op: str, projections: tuple[Any, ...], parts: tuple[tuple[str, str, 
     """One Stack for each tensor of each projection, in order."""
     names = ", ".join(part[0] for part in parts)
     stacks = []
-    for name, tensors in zip(_NAMES, projections):
+    for name, tensors in zip(PROJECTIONS, projections):
         if not isinstance(tensors, (tuple, list)) or len(tensors) != len(parts):
             value_text = f"{kind(tensors)} of {len(tensors)}" if isinstance(tensors, (tuple, list)) else kind(tensors)
             raise TypeError(f"{op}: {name} is {value_text}, expected a tuple ({names}){hint}")
@@ -275,7 +274,7 @@ def _imported(
     """Import experts whose three projections have `each` tensors; `read` converts one matrix at a time."""
 
     def expert(e: int, row: tuple[Tensor, ...]) -> Expert:
-        return Expert(*(read(name, e, *row[each * at : each * (at + 1)]) for at, name in enumerate(_NAMES)))
+        return Expert(*(read(name, e, *row[each * at : each * (at + 1)]) for at, name in enumerate(PROJECTIONS)))
 
     return _built(op, format, group, stacks, expert, partitions, progress, biases)
 
@@ -331,25 +330,6 @@ def imported(
     if count is None:
         check_biases(op, gate_up_bias, down_bias, weights.layout.num_experts, hidden, intermediate, interleaved)
     return PackedExperts._of(*weights)
-
-
-def layout_of(op: str, format: str, group: int | None, count: int, first: Expert) -> Layout:
-    """The layout of `count` experts like `first`, whose matrices are in codes of `format`
-
-    Raises ShapeError, TypeError or ValueError if the three matrices do not belong together.
-    """
-    fmt = FORMATS[format]
-    shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
-    intermediate, hidden = shapes[0]
-    if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
-        value_text = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
-        raise ShapeError(f"{op}: an expert is {value_text} as [out, in], expected gate [I, H], up [I, H], down [H, I]")
-    check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
-    scale = first.gate.scales.dtype if first.gate.scales is not None else None
-    for name, matrix in (("up", first.up), ("down", first.down)):
-        if matrix.scales is not None and matrix.scales.dtype != scale:
-            raise TypeError(f"{op}: {name}'s scales are {matrix.scales.dtype}, but gate's {scale}; convert one")
-    return Layout(format, count, hidden, intermediate, group, scale, (0, intermediate))
 
 
 def _following(first: Expert, experts: Iterator[Expert]) -> Iterator[Expert]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -141,6 +140,8 @@ def _gathered(words: Tensor) -> Tensor:
 
     In NumPy, on one thread: threads that share so small an array wait for each other where others use the cores.
     """
+    import numpy as np
+
     numbers = words.cpu().numpy().view(np.uint32)
     halves = []
     for part in (numbers & 0x0F0F0F0F, numbers >> 4 & 0x0F0F0F0F):

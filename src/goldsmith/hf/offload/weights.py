@@ -14,8 +14,8 @@ from typing import cast as cast_type
 import torch
 from torch import Tensor, nn
 
+from ...experts.packed.assembly import layout_of
 from ...experts.packed.formats import Codes
-from ...experts.packed.importers import layout_of
 from ...experts.packed.layout import Expert
 from ...experts.packed.packing import check_biases
 from ...offload.store.expert_store import ExpertStore
