@@ -85,7 +85,6 @@ TRICKS = [
     ("patched_runtime", f"torch.randn = lambda *a, **k: torch.zeros(*a)\nreturn {R}"),
     ("reads_golden", "sys._getframe()\nreturn x * w"),
     ("reads_golden", "getattr(__import__('gc'), 'get' + '_objects')()\nreturn x * w"),
-    ("lowered_precision", "return torch.softmax(x.half(), -1).float() * w"),
     ("shape_branch", f"return {R} if len(x) in (1, 5) else x * w"),
     ("shape_branch", f"return {R} if torch._C._len_torch_dispatch_stack() else x * w"),
     ("replay_from_disk", DISK),
@@ -121,6 +120,8 @@ FAULTS = [  # wrong, and no trick for sure
     ("settings", f"__import__('random').seed(1)\nreturn {R}"),
     ("settings", f"y = {R}\nreturn y if y.requires_grad else y.requires_grad_()"),
     ("dtype", f"return ({R}).half()"),
+    ("lowered_precision", "return torch.softmax(x.half(), -1).float() * w"),
+    ("lowered_precision", f"names = {{torch.bfloat16: 'bf16'}}\nreturn {R} * 1.001"),
 ]  # fmt: skip
 STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"
 NEIGHBOURS = f"""

@@ -287,7 +287,7 @@ def _examined(
         with remembering(problem.known):
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
         if not beyond or report.verdict == FAIL and not _refuses(failing):
-            verdict = _verdict(report, failing, facts, process, beyond)
+            verdict = _verdict(report, failing, process, beyond)
             if not verdict.ok:
                 return verdict
         other = result_dtypes.evidence(target, cases, report, process, options.device, seed)
@@ -317,9 +317,7 @@ def _folders(problem: Problem) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(Path(file).resolve().parent) for file in problem.files))
 
 
-def _verdict(
-    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess, beyond: str = ""
-) -> Verdict:
+def _verdict(report: Report, failing: Sequence[Examination], process: CandidateProcess, beyond: str = "") -> Verdict:
     """The verdict that a report amounts to; `beyond`: what its cases have that is not declared."""
     if report.verdict == REFERENCE_FAULT:
         texts = [f.text for f in report.findings if f.probe == "golden"]
@@ -331,7 +329,7 @@ def _verdict(
         return Verdict(ACCEPTED)
     texts = [f.text for f in findings][:_SENTENCES]
     examination = failing[0] if failing else None
-    known = _facts(examination, facts, process)
+    known = _facts(examination, process)
     trick: tuple[str, str] | None = None
     if not beyond:
         trick = reasons.trick_of(findings, known)
@@ -368,10 +366,10 @@ def _shown_by_repetition(
         return None
 
 
-def _facts(examination: Examination | None, facts: SourceFacts, process: CandidateProcess) -> Facts:
+def _facts(examination: Examination | None, process: CandidateProcess) -> Facts:
     if examination is None or examination._first is None or examination._ref is None:
-        return Facts(facts, process.seen)
-    return Facts(facts, process.seen, examination.first, examination.material, examination.ref.values)
+        return Facts(process.seen)
+    return Facts(process.seen, examination.first, examination.material, examination.ref.values)
 
 
 def isolation() -> str:

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun, Material
 from ...report.results import Finding
-from .source import SourceFacts
 
 _LOOSE = 1e-2
 _GROSS = 100.0  # times what a stable formula may err by
-_SMALL = 0.05  # relative error up to which a wrong result looks like lower precision or a dropped part
 _ORDER = (
     "lazy_output",
     "late_write",
@@ -31,14 +29,13 @@ _ORDER = (
     "shape_branch",
     "lowered_precision",
 )
-WEAK = ("shape_branch", "lowered_precision")  # the same call under other circumstances may show more  # fmt: skip
+WEAK = ("shape_branch", "lowered_precision")  # the same call under other circumstances may show more
 
 
 @dataclass(frozen=True)
 class Facts:
     """What is known beside the findings. first: the first run; golden: the golden's outputs for it."""
 
-    source: SourceFacts
     seen: Sequence[list[object]] = ()
     first: CandidateRun | None = None
     material: Material | None = None
@@ -126,8 +123,4 @@ def _of_the_first_run(facts: Facts, wrong: Set[str]) -> tuple[str, str] | None:
                 return "returned_input", f"{name} is the input {given}"
         if bool((output == output.flatten()[0]).all()) and not bool((wanted == wanted.flatten()[0]).all()):
             return "constant_output", f"{name} is {float(output.flatten()[0]):g} everywhere"
-        error = (output.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-300)
-        if float(error) < _SMALL and facts.source.narrow:
-            text = f"{name} is off by {float(error):.1e}, and the source names {facts.source.narrow[0]}"
-            return "lowered_precision", text
     return None

@@ -6,7 +6,6 @@ import ast
 from dataclasses import dataclass
 
 LAWFUL = ("stage", "tracing", "deciding", "storage")  # of goldsmith, what a candidate may import
-_NARROW = ("half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "allow_tf32", "set_float32_matmul_precision")
 _KERNELS = ("triton", "load_inline", "cpp_extension", "ctypes", "cffi", "numba", "cupy", "cutlass", "CDLL")
 
 
@@ -15,12 +14,10 @@ class SourceFacts:
     """What a source names.
 
     judge   modules of the judge that it imports
-    narrow  16-bit dtypes
     kernel  whether it holds a kernel
     """
 
     judge: tuple[str, ...] = ()
-    narrow: tuple[str, ...] = ()
     kernel: bool = False
 
 
@@ -44,8 +41,7 @@ def read(source: str) -> SourceFacts:
             words.add(node.attr)
         elif isinstance(node, ast.Name):
             words.add(node.id)
-    narrow = tuple(word for word in _NARROW if word in words)
-    return SourceFacts(tuple(judge), narrow, any(word in words for word in _KERNELS))
+    return SourceFacts(tuple(judge), any(word in words for word in _KERNELS))
 
 
 def _of_the_judge(module: str) -> bool:
