@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ...declare.case import Case
+from ...declare.problem_steps import step
 from ...declare.target import Target
 from ...execute.records import Material
 from ...judge.examination import Examination
@@ -93,7 +94,7 @@ def measure(process: CandidateProcess, target: Target, device: torch.device, see
     materials = [replace(examination.variant(100 + k), seed=seed) for k in range(SETS)]
     first = timed_calls(process, materials, _salted([[k % SETS, WALL] for k in range(4)], examination, order))
     typical = statistics.median(wall for wall, _ in first[1:])
-    calls = int(min(MOST, max(LEAST, BUDGET_US / max(typical, 1.0))))
+    calls = _affordable(typical)
     schedule = _salted(_schedule(calls, device, order), examination, order)
     times, clock = _clocked_calls(process, materials, schedule, device)
     result = verify_calls(process, examination, materials, schedule, order)
@@ -244,7 +245,15 @@ def _reference(materials: Sequence[Material], device: torch.device) -> float | N
     bound = targets[0].target.bound("golden", targets[0].supply)
     kind = DEVICE if device.type == "cuda" else WALL
     try:
-        times = TimedCalls().run(bound, targets, [[k % SETS, kind, k + 1] for k in range(LEAST)])
+        with step("the timed calls of its golden"):  # one for all of them, because each would be told within its time
+            first = TimedCalls().run(bound, targets, [[k % SETS, WALL, k + 1] for k in range(4)])
+            calls = _affordable(statistics.median(t[0] for t in first[1:]))
+            times = TimedCalls().run(bound, targets, [[k % SETS, kind, k + 5] for k in range(calls)])
     except (RuntimeError, TypeError, ValueError):
         return None
-    return statistics.median(t[0] for t in times[2:])
+    return statistics.median(t[0] for t in times)
+
+
+def _affordable(typical: float) -> int:
+    """How many calls of so many microseconds are timed."""
+    return int(min(MOST, max(LEAST, BUDGET_US / max(typical, 1.0))))
