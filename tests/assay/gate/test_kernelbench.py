@@ -41,10 +41,10 @@ def written(folder, text, name="problem.py"):
     return path
 
 
-def verdict_in_process(problem, source, folder, monkeypatch):
+def verdict_in_process(problem, source, folder, monkeypatch, probes="quick"):
     monkeypatch.chdir(folder)
     parts = candidate_call.load(source, construct=problem.construct)
-    return assay.check(problem.target(parts.candidate), probes="quick", raises=False).verdict
+    return assay.check(problem.target(parts.candidate), probes=probes, raises=False).verdict
 
 
 @pytest.fixture
@@ -84,6 +84,13 @@ def test_a_candidate_gets_the_weights_of_the_case(linear, tmp_path, monkeypatch,
     source = NEW.replace(old, new) if old else NEW
     assert source != NEW or not old
     assert verdict_in_process(linear, source, tmp_path, monkeypatch) == verdict
+
+
+def test_weights_keep_the_layout_of_parameters_where_inputs_are_restrided(linear, tmp_path, monkeypatch):
+    for names, verdict in (("(self.linear.weight, self.norm.bias)", "pass"), ("(x,)", "fail")):
+        own = f"assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in {names})"
+        source = NEW.replace("        return torch.relu", f"        {own}\n        return torch.relu")
+        assert verdict_in_process(linear, source, tmp_path, monkeypatch, "layouts") == verdict
 
 
 STATISTICS = LINEAR.replace("LayerNorm(6)", "BatchNorm1d(6)").replace(

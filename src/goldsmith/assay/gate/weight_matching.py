@@ -13,6 +13,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+ALIGNMENT = 16  # bytes: the widest load of a thread on a GPU; torch's own memory has at least this
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -49,7 +51,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Repacking:
-    """How a parameter is made of the weights of a case: blocks, concatenated along an axis."""
+    """How a parameter is made of the weights of a case: blocks, concatenated along an axis.
+
+    contiguous: the parameter is. Then it stays so, and aligned, whatever the layout of the case's weight: a constructor
+    makes no other.
+    """
 
     blocks: tuple[Block, ...]
     axis: int
@@ -59,8 +65,8 @@ class Repacking:
         parts = [block.of(values[block.weight.name]) for block in self.blocks]
         if len(parts) > 1:
             return torch.cat(parts, self.axis)
-        is_copy = parts[0] is not values[self.blocks[0].weight.name]
-        return parts[0].contiguous() if is_copy and self.contiguous else parts[0]
+        own_layout = not self.contiguous or (parts[0].is_contiguous() and parts[0].data_ptr() % ALIGNMENT == 0)
+        return parts[0] if own_layout else parts[0].clone(memory_format=torch.contiguous_format)
 
 
 def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[str, Repacking], list[str]]:
@@ -81,7 +87,7 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
             repacking = _repacking(own[name], rest, weights)
             others += [] if repacking else [f"{name} {list(shape)}"]
         whole = Block(weight, tuple(range(len(weight.shape))), weight.shape)
-        repackings[name] = repacking or Repacking((whole,), 0, True)
+        repackings[name] = repacking or Repacking((whole,), 0, own[name].is_contiguous())
         rest = [w for w in rest if w not in {b.weight for b in repackings[name].blocks}]
     for name in (n for n in own if n not in by_name):
         repacking = _repacking(own[name], rest, weights)
