@@ -172,6 +172,13 @@ def test_dtypes_can_be_chosen(tmp_path):
     assert problem.cases[0].build(torch.bfloat16)["linear_weight"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_16_bits_rounds_between_its_layers(tmp_path, monkeypatch, dtype):
+    problem = load_problem(written(tmp_path, LINEAR), dtypes=(dtype,))
+    for source, verdict in ((NEW, "pass"), (NEW.replace("* self.scale", "* 1.1 * self.scale"), "fail")):
+        assert verdict_in_process(problem, source, tmp_path, monkeypatch, "default") == verdict
+
+
 FROZEN = STATISTICS.replace("self.eval()", "self.norm.eval()")
 
 
