@@ -235,6 +235,40 @@ def test_weights_that_a_candidate_repacks_are_repacked_for_each_case():
     assert "holds the model's unused [9]" in remarks[1]
 
 
+def test_parts_of_a_weight_are_cut_from_it_for_each_case():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = (({"w": torch.randn(12, 4), "b": torch.randn(12), "one": torch.ones(12)}) for _ in range(2))
+
+    def split(weights):
+        module = torch.nn.Module()
+        q, k, v = weights["w"].chunk(3)
+        shift = torch.cat([weights["b"][8:], weights["b"][:4]])
+        wanted = {"q": q, "kv": torch.cat([v.t(), k.t()], 1), "left": weights["w"][:, :2], "shift": shift}
+        for name, t in {**wanted, "own": torch.ones(4)}.items():
+            module.register_parameter(name, torch.nn.Parameter(t.contiguous()))
+        return module
+
+    known = [Weight.of(n, n, t) for n, t in first.items()]
+    known += [part for n, t in first.items() for part in Weight.parts_of(n, n, t)]
+    repackings, remarks = matched(split(first), known)
+    wanted = split(second).state_dict()
+    del wanted["own"]  # its ones are no part of the model's
+    assert set(repackings) == set(wanted) and len(remarks) == 2
+    assert all(torch.equal(repackings[n].of(second), t) for n, t in wanted.items())
+
+
+def test_a_candidate_may_split_a_weight(linear, tmp_path, monkeypatch):
+    own = "self.linear = nn.Linear(width, 6)"
+    more = "l = nn.Linear(width, 6); w, b = l.weight.detach().chunk(2), l.bias.detach().chunk(2)"
+    more += "; self.w, self.v, self.b, self.c = (nn.Parameter(t.clone()) for t in (*w, *b))"
+    right = NEW.replace(own, more).replace(
+        "self.linear(x)", "torch.cat([x @ self.w.t() + self.b, x @ self.v.t() + self.c], -1)"
+    )
+    for source, verdict in ((right, "pass"), (right.replace("+ self.c", "+ self.b"), "fail")):
+        assert verdict_in_process(linear, source, tmp_path, monkeypatch) == verdict
+
+
 def test_equal_numbers_serve_once():
     known = [Weight.of("bias", "bias", torch.zeros(4))]
     module = torch.nn.Module()

@@ -140,9 +140,15 @@ class _Reference:
     @cached_property
     def entry(self) -> CandidateCall:
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        weights = tuple(Weight.of(s, n, state[s]) for s, n in self.weights.items())
+        wholes = [Weight.of(s, n, state[s]) for s, n in self.weights.items()]
+        parts = [part for s, n in self.weights.items() for part in Weight.parts_of(s, n, state[s])]
         return CandidateCall(
-            "module", ("ModelNew",), order=self.parameters, args=self.init, weights=weights, evaluates=self.evaluates()
+            "module",
+            ("ModelNew",),
+            order=self.parameters,
+            args=self.init,
+            weights=(*wholes, *parts),
+            evaluates=self.evaluates(),
         )
 
     def evaluates(self) -> bool:
