@@ -51,7 +51,8 @@ def read(
     reference = _Reference(module, name)
     if backward == "present" and reference.cuts_gradients():
         backward = None
-    options: dict[str, Any] = {} if dtypes is None else {"dtypes": dtypes, "compute": _sixteen_bits(dtypes)}
+    # in 16 bits, the layers of a plain model round between each other
+    options: dict[str, Any] = {"compute": "inputs"} if dtypes is None else {"compute": "inputs", "dtypes": dtypes}
     options["wants_kernel"] = bool(getattr(module, "wants_kernel", False))
     case_sizes = smaller_sizes.constants(module, content)
     cases = [
@@ -65,12 +66,6 @@ def read(
     return Problem(
         reference.golden, cases, name=name, backward=backward, construct=reference.entry.to_data(), **options
     )
-
-
-def _sixteen_bits(dtypes: object) -> torch.dtype | None:
-    """The only dtype, if it has 16 bits: there the layers of a plain model round to it between them."""
-    only = dtypes[0] if isinstance(dtypes, Sequence) and len(dtypes) == 1 else None
-    return only if only in (torch.float16, torch.bfloat16) else None
 
 
 class _Reference:
