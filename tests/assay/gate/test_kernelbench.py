@@ -41,10 +41,10 @@ def written(folder, text, name="problem.py"):
     return path
 
 
-def verdict_in_process(problem, source, folder, monkeypatch):
+def verdict_in_process(problem, source, folder, monkeypatch, probes="quick"):
     monkeypatch.chdir(folder)
     parts = candidate_call.load(source, construct=problem.construct)
-    return assay.check(problem.target(parts.candidate), probes="quick", raises=False).verdict
+    return assay.check(problem.target(parts.candidate), probes=probes, raises=False).verdict
 
 
 @pytest.fixture
@@ -84,6 +84,13 @@ def test_a_candidate_gets_the_weights_of_the_case(linear, tmp_path, monkeypatch,
     source = NEW.replace(old, new) if old else NEW
     assert source != NEW or not old
     assert verdict_in_process(linear, source, tmp_path, monkeypatch) == verdict
+
+
+def test_weights_keep_the_layout_of_parameters_where_inputs_are_restrided(linear, tmp_path, monkeypatch):
+    for names, verdict in (("(self.linear.weight, self.norm.bias)", "pass"), ("(x,)", "fail")):
+        own = f"assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in {names})"
+        source = NEW.replace("        return torch.relu", f"        {own}\n        return torch.relu")
+        assert verdict_in_process(linear, source, tmp_path, monkeypatch, "layouts") == verdict
 
 
 STATISTICS = LINEAR.replace("LayerNorm(6)", "BatchNorm1d(6)").replace(
@@ -165,6 +172,13 @@ def test_dtypes_can_be_chosen(tmp_path):
     assert problem.cases[0].build(torch.bfloat16)["linear_weight"].dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_16_bits_rounds_between_its_layers(tmp_path, monkeypatch, dtype):
+    problem = load_problem(written(tmp_path, LINEAR), dtypes=(dtype,))
+    for source, verdict in ((NEW, "pass"), (NEW.replace("* self.scale", "* 1.02 * self.scale"), "fail")):
+        assert verdict_in_process(problem, source, tmp_path, monkeypatch, "default") == verdict
+
+
 FROZEN = STATISTICS.replace("self.eval()", "self.norm.eval()")
 
 
@@ -219,6 +233,40 @@ def test_weights_that_a_candidate_repacks_are_repacked_for_each_case():
         assert torch.equal(values, t) and values.is_contiguous(), name
     assert "parameter other [2, 7] is not made of the model's weights" in remarks[0]
     assert "holds the model's unused [9]" in remarks[1]
+
+
+def test_parts_of_a_weight_are_cut_from_it_for_each_case():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = (({"w": torch.randn(12, 4), "b": torch.randn(12), "one": torch.ones(12)}) for _ in range(2))
+
+    def split(weights):
+        module = torch.nn.Module()
+        q, k, v = weights["w"].chunk(3)
+        shift = torch.cat([weights["b"][8:], weights["b"][:4]])
+        wanted = {"q": q, "kv": torch.cat([v.t(), k.t()], 1), "left": weights["w"][:, :2], "shift": shift}
+        for name, t in {**wanted, "own": torch.ones(4)}.items():
+            module.register_parameter(name, torch.nn.Parameter(t.contiguous()))
+        return module
+
+    known = [Weight.of(n, n, t) for n, t in first.items()]
+    known += [part for n, t in first.items() for part in Weight.parts_of(n, n, t)]
+    repackings, remarks = matched(split(first), known)
+    wanted = split(second).state_dict()
+    del wanted["own"]  # its ones are no part of the model's
+    assert set(repackings) == set(wanted) and len(remarks) == 2
+    assert all(torch.equal(repackings[n].of(second), t) for n, t in wanted.items())
+
+
+def test_a_candidate_may_split_a_weight(linear, tmp_path, monkeypatch):
+    own = "self.linear = nn.Linear(width, 6)"
+    more = "l = nn.Linear(width, 6); w, b = l.weight.detach().chunk(2), l.bias.detach().chunk(2)"
+    more += "; self.w, self.v, self.b, self.c = (nn.Parameter(t.clone()) for t in (*w, *b))"
+    right = NEW.replace(own, more).replace(
+        "self.linear(x)", "torch.cat([x @ self.w.t() + self.b, x @ self.v.t() + self.c], -1)"
+    )
+    for source, verdict in ((right, "pass"), (right.replace("+ self.c", "+ self.b"), "fail")):
+        assert verdict_in_process(linear, source, tmp_path, monkeypatch) == verdict
 
 
 def test_equal_numbers_serve_once():

@@ -101,6 +101,26 @@ def test_a_decision_has_a_dtype_with_which_a_caller_can_index(dtype, status):
     assert (verdict.status, verdict.reason) == (status, "dtype" if status == "wrong" else ""), verdict.evidence
 
 
+def named_best(x):
+    return assay.stage("best", x.argmax(-1)) * 2
+
+
+@pytest.mark.parametrize(
+    "golden, stage, reason",
+    [
+        (lambda x: "text", "", "problem"),
+        (lambda x: x.argmax(-1) * 2, "best", "problem"),  # which the golden has not, whatever the candidate has
+        (named_best, "best", "declaration"),
+    ],
+)
+def test_a_declaration_that_the_golden_does_not_fit_is_the_fault_of_the_problem(golden, stage, reason):
+    cases = assay.case(T=[3], D=[12])(lambda make, T, D: {"x": make.normal(T, D)})
+    problem = gate.Problem(golden, cases, decisions={stage: assay.argmax(scores="x")} if stage else {})
+    source = gate.Candidate("best", "def candidate(x):\n    return x.argmax(-1) * 2\n")
+    verdict = gate.judge(source, problem, seed=2, probes="values")
+    assert (verdict.status, verdict.reason) == ("refused", reason), verdict.evidence
+
+
 @pytest.mark.parametrize("eps, status", [("eps", "accepted"), ("1e-6", "wrong")])
 def test_a_number_with_one_declared_value_is_no_constant(eps, status):
     cases = assay.case(T=[3], D=[12])(lambda make, T, D: {"x": make.normal(T, D), "eps": 1e-6})

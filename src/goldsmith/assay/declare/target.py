@@ -56,7 +56,8 @@ class Target:
     stored          {stage: input}: stages that the candidate may round to that input's dtype, visibly or not
     segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the sizes
     dtypes          dtypes in which inputs are drawn, with one check each
-    compute         declared precision of sums and intermediates; default float32 (float64 for float64 inputs)
+    compute         declared precision of sums and intermediates; default float32 (float64 for float64 inputs);
+                    "inputs": the 16-bit dtype of the inputs, if they all have one
     dot             "ieee" or "tf32"
     formula         "golden": results may err as the golden's formula may; "any": as any equally stable formula may, by
                     4 sqrt(n) u of the largest numbers beside an element
@@ -83,7 +84,7 @@ class Target:
     stored: Mapping[str, str] = field(default_factory=dict)
     segments: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-    compute: torch.dtype | None = None
+    compute: torch.dtype | str | None = None
     dot: str = "ieee"
     formula: str = "golden"
     layouts: str = "any"
@@ -121,8 +122,10 @@ class Target:
         _choice("layouts", self.layouts, LAYOUTS)
         _choice("dot", self.dot, tuple(DOTS))
         self._set("dtypes", _dtypes(self.dtypes))
-        if self.compute is not None and self.compute not in UNIT:
-            raise TargetError(f"compute: {self.compute!r} is not a compute precision; use one of: {listed(UNIT)}")
+        if self.compute not in (None, "inputs", *UNIT):
+            raise TargetError(
+                f"compute: {self.compute!r} is not a compute precision; use one of: {listed([*UNIT, 'inputs'])}"
+            )
         self._check_decisions()
         self._check_segments()
         self._check_bindings()
@@ -224,10 +227,11 @@ class Target:
 
     def compute_dtype(self, inputs: Mapping[str, Tensor]) -> torch.dtype:
         """Precision of sums and intermediates: `compute`, or float64 if all inputs are float64, else float32."""
-        if self.compute is not None:
+        if isinstance(self.compute, torch.dtype):
             return self.compute
-        floating = [t.dtype for t in inputs.values() if t.is_floating_point()]
-        return torch.float64 if floating and all(d == torch.float64 for d in floating) else torch.float32
+        floating = {t.dtype for t in inputs.values() if t.is_floating_point()}
+        own = (torch.float64, *((torch.float16, torch.bfloat16) if self.compute == "inputs" else ()))
+        return next((d for d in own if floating == {d}), torch.float32)
 
     def wanted_grads(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
         """Inputs that get a gradient."""

@@ -118,7 +118,7 @@ def _counted(read: Callable[..., object], left: list[int], *args: object, **kwar
     return read(*args, **kwargs)
 
 
-def distrusted(seen: Interpreted, compute: torch.dtype | None) -> bool:
+def distrusted(seen: Interpreted, compute: torch.dtype) -> bool:
     """Whether results may come from the interpreter's bfloat16 arithmetic rather than from the kernel."""
     return seen.bfloat16 or (seen.launches > 0 and compute == torch.bfloat16)
 

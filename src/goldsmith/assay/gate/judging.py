@@ -159,7 +159,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     except CandidateEnded as ended:
         verdict = Verdict(ended.status, ended.reason, evidence=[ended.text])
     except TargetError as error:
-        verdict = Verdict(REFUSED, "declaration", evidence=[str(error)])
+        reason = "problem" if _refuses_golden(problem, options, seed) else "declaration"
+        verdict = Verdict(REFUSED, reason, evidence=[str(error)])
     finally:
         process.close()
     seen = reasons.of_events(process.seen, problem.files)
@@ -177,6 +178,16 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if verdict.ok and left:
         return Verdict(WRONG, "settings", evidence=[f"after a call, {left[0][0]}"])
     return verdict
+
+
+def _refuses_golden(problem: Problem, options: GateOptions, seed: int) -> bool:
+    """Whether the problem's declaration does not fit its own golden either, in the place of a candidate."""
+    target = problem.declared
+    try:
+        examine(target, target.cases, None, options.device, seed, catalogue.select("values"), None, until_failing=True)
+    except TargetError:
+        return True
+    return False
 
 
 def _lacks_parameters(process: CandidateProcess, problem: Problem) -> list[str]:

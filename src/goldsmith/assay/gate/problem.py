@@ -37,7 +37,7 @@ class Problem:
     stored: Mapping[str, str] = field(default_factory=dict)
     segments: Mapping[str, object] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-    compute: torch.dtype | None = None
+    compute: torch.dtype | str | None = None
     dot: str = "ieee"
     formula: str = "any"
     layouts: str = "any"

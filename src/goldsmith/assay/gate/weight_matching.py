@@ -6,12 +6,15 @@ The candidate's process has no weights of the model, only digests of their value
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import torch
 from torch import Tensor
+
+MOST_PARTS = 8  # equal parts of a weight that may be parameters of their own
+ALIGNMENT = 16  # bytes: the widest load of a thread on a GPU; torch's own memory has at least this
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Weight:
     """A weight of a module: its name in the module, its name in the case, and what its constructor made of it.
 
     digest  of its values and shape; values: of its values in ascending order
+    part    (axis, start, length) where this is a slice of the weight; shape, digest and values are the slice's
     """
 
     state: str
@@ -26,22 +30,35 @@ class Weight:
     shape: tuple[int, ...] = ()
     digest: str = ""
     values: str = ""
+    part: tuple[int, int, int] | None = None
 
     @classmethod
-    def of(cls, state: str, name: str, t: Tensor) -> Weight:
+    def of(cls, state: str, name: str, t: Tensor, part: tuple[int, int, int] | None = None) -> Weight:
         t = _comparable(t)
-        return cls(state, name, tuple(t.shape), _digest(t), _digest(t.flatten().sort().values))
+        return cls(state, name, tuple(t.shape), _digest(t), _digest(t.flatten().sort().values), part)
+
+    @classmethod
+    def parts_of(cls, state: str, name: str, t: Tensor) -> Iterator[Weight]:
+        """Its halves, thirds, ... along axis 0 or 1; not those of equal numbers, which say nothing of their place."""
+        for axis in range(min(t.dim(), 2)):
+            for count in (n for n in range(2, MOST_PARTS + 1) if t.shape[axis] % n == 0):
+                length = t.shape[axis] // count
+                for start in range(0, t.shape[axis], length) if length else ():
+                    part = t.narrow(axis, start, length)
+                    if not _constant(part):
+                        yield cls.of(state, name, part, (axis, start, length))
 
 
 @dataclass(frozen=True)
 class Block:
-    """A weight with its axes permuted, and then in another shape."""
+    """A weight, or a part of one, with its axes permuted, and then in another shape."""
 
     weight: Weight
     axes: tuple[int, ...]
     shape: tuple[int, ...]
 
     def of(self, t: Tensor) -> Tensor:
+        t = t if self.weight.part is None else t.narrow(*self.weight.part)
         if self.shape == self.weight.shape and self.axes == tuple(range(len(self.shape))):
             return t
         return t.permute(self.axes).reshape(self.shape)
@@ -49,7 +66,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Repacking:
-    """How a parameter is made of the weights of a case: blocks, concatenated along an axis."""
+    """How a parameter is made of the weights of a case: blocks, concatenated along an axis.
+
+    contiguous: the parameter is. Then it stays so, and aligned, whatever the layout of the case's weight: a constructor
+    makes no other.
+    """
 
     blocks: tuple[Block, ...]
     axis: int
@@ -59,8 +80,8 @@ class Repacking:
         parts = [block.of(values[block.weight.name]) for block in self.blocks]
         if len(parts) > 1:
             return torch.cat(parts, self.axis)
-        is_copy = parts[0] is not values[self.blocks[0].weight.name]
-        return parts[0].contiguous() if is_copy and self.contiguous else parts[0]
+        own_layout = not self.contiguous or (parts[0].is_contiguous() and parts[0].data_ptr() % ALIGNMENT == 0)
+        return parts[0] if own_layout else parts[0].clone(memory_format=torch.contiguous_format)
 
 
 def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[str, Repacking], list[str]]:
@@ -70,8 +91,8 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
     """
     parameters = dict(module.named_parameters())
     own = {**parameters, **dict(module.named_buffers())}
-    by_name = {w.state: w for w in weights if w.state in own}
-    rest = [w for w in weights if w.state not in by_name]
+    by_name = {w.state: w for w in weights if w.part is None and w.state in own}
+    rest = [w for w in weights if w.part is None and w.state not in by_name]
     repackings: dict[str, Repacking] = {}
     others = list[str]()  # parameters that no weights make
     for name, weight in by_name.items():
@@ -81,20 +102,20 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
             repacking = _repacking(own[name], rest, weights)
             others += [] if repacking else [f"{name} {list(shape)}"]
         whole = Block(weight, tuple(range(len(weight.shape))), weight.shape)
-        repackings[name] = repacking or Repacking((whole,), 0, True)
-        rest = [w for w in rest if w not in {b.weight for b in repackings[name].blocks}]
+        repackings[name] = repacking or Repacking((whole,), 0, own[name].is_contiguous())
+        rest = [w for w in rest if w.name not in {b.weight.name for b in repackings[name].blocks}]
     for name in (n for n in own if n not in by_name):
         repacking = _repacking(own[name], rest, weights)
         if repacking is not None:
             repackings[name] = repacking
-            rest = [w for w in rest if w not in {b.weight for b in repacking.blocks}]
+            rest = [w for w in rest if w.name not in {b.weight.name for b in repacking.blocks}]
         elif name in parameters:
             others.append(f"{name} {list(own[name].shape)}")
     remarks = []
     if others and weights:
         remarks.append(
             f"its parameter {_listed(others)} is not made of the model's weights: it equals none of them, and no "
-            "transpose, reshape or concatenation"
+            f"transpose, reshape, concatenation or part (up to {MOST_PARTS} equal ones)"
         )
     if rest:
         left = [f"{w.state} {list(w.shape)}" for w in rest]
@@ -139,7 +160,7 @@ def _blocks(t: Tensor, axis: int, rest: Sequence[Weight], weights: Sequence[Weig
 
 def _block(t: Tensor, rest: Sequence[Weight], weights: Sequence[Weight]) -> Block | None:
     """The weight with these values. Equal numbers, such as a bias of zeros, do not tell which, so each serves once."""
-    constant = bool((t == t.flatten()[0]).all())
+    constant = _constant(t)
     values = _digest(t.flatten().sort().values)
     for weight in (*rest, *(() if constant else weights)):
         if weight.values != values:
@@ -150,6 +171,10 @@ def _block(t: Tensor, rest: Sequence[Weight], weights: Sequence[Weight]) -> Bloc
             if _digest(weight_layout) == weight.digest:
                 return Block(weight, axes, tuple(t.shape))
     return None
+
+
+def _constant(t: Tensor) -> bool:
+    return bool((t == t.flatten()[:1]).all())
 
 
 def _comparable(t: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ class Examination:
 
     def _received(self, label: str, run: CandidateRun, look: bool) -> CandidateRun:
         self.interpreted += run.interpreted.launches
-        if interpreter.distrusted(run.interpreted, self.target.compute):
+        if interpreter.distrusted(run.interpreted, self.target.compute_dtype(self.material.inputs)):
             self._written_outside(label, run)  # where a kernel writes does not depend on what it computes
             self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
             raise Ended("bfloat16 in Triton's interpreter")

@@ -51,7 +51,8 @@ def read(
     reference = _Reference(module, name)
     if backward == "present" and reference.cuts_gradients():
         backward = None
-    options: dict[str, Any] = {} if dtypes is None else {"dtypes": dtypes}
+    # in 16 bits, the layers of a plain model round between each other
+    options: dict[str, Any] = {"compute": "inputs"} if dtypes is None else {"compute": "inputs", "dtypes": dtypes}
     options["wants_kernel"] = bool(getattr(module, "wants_kernel", False))
     case_sizes = smaller_sizes.constants(module, content)
     cases = [
@@ -134,9 +135,15 @@ class _Reference:
     @cached_property
     def entry(self) -> CandidateCall:
         state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        weights = tuple(Weight.of(s, n, state[s]) for s, n in self.weights.items())
+        wholes = [Weight.of(s, n, state[s]) for s, n in self.weights.items()]
+        parts = [part for s, n in self.weights.items() for part in Weight.parts_of(s, n, state[s])]
         return CandidateCall(
-            "module", ("ModelNew",), order=self.parameters, args=self.init, weights=weights, evaluates=self.evaluates()
+            "module",
+            ("ModelNew",),
+            order=self.parameters,
+            args=self.init,
+            weights=(*wholes, *parts),
+            evaluates=self.evaluates(),
         )
 
     def evaluates(self) -> bool:
