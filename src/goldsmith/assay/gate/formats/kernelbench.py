@@ -53,6 +53,7 @@ def read(
         backward = None
     options: dict[str, Any] = {} if dtypes is None else {"dtypes": dtypes}
     options["wants_kernel"] = bool(getattr(module, "wants_kernel", False))
+    options["finite"] = getattr(module, "finite", ())
     case_sizes = smaller_sizes.constants(module, content)
     cases = [
         Case(
