@@ -305,3 +305,26 @@ def test_a_kernel_may_add_equal_rows_in_different_orders():
     assay.check(
         assay.Target(candidate, golden, cases=drawn, dtypes=(F32,), backward=None), probes=["values", "ensemble"]
     )
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_sums_of_a_convolution_and_of_its_gradients_have_legal_orders(groups, transposed):
+    x, bias = normal(6, 32, 9, 9, seed=1).double(), normal(16, seed=3).double()
+    w = normal(*((32, 16 // groups) if transposed else (16, 32 // groups)), 3, 3, seed=2).double()
+    how = ((2, 2), (1, 1), (1, 1), transposed, (0, 0), groups)
+
+    def convolved(leaves):
+        x, w, bias = (leaves[n].requires_grad_() for n in ("x", "w", "bias"))
+        y = torch.ops.aten.convolution(x, w, bias, *how)
+        grads = torch.autograd.grad(y, (x, w, bias), normal(*y.shape, seed=4).to(y))
+        return {"y": y, **dict(zip(("dx", "dw", "db"), grads, strict=True))}
+
+    exact = {n: t.detach() for n, t in convolved({"x": x, "w": w, "bias": bias}).items()}
+    members = runs(convolved, x=x, w=w, bias=bias)
+    for name, values in exact.items():
+        errors = [member[name].double() - values for member in members]
+        largest = float(values.abs().max())
+        assert all(float(e.abs().max()) <= gamma(4000) * largest for e in errors), name
+        # members in one order are one sample, and say nothing about a kernel's own order
+        assert len({e.numpy().tobytes() for e in errors}) >= 6, name

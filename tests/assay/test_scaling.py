@@ -144,9 +144,30 @@ def test_swallowed_nan_and_inf_are_certain_where_they_matter():
     assert scaled(relu, relu).ok
 
 
+def test_nan_that_is_swallowed_at_one_element_alone_has_one_verdict_for_every_seed():
+    def swallows(x):
+        return torch.where(torch.arange(x.shape[-1]) == 3, torch.nan_to_num(x), x) * 2
+
+    case = assay.case(D=[8])(lambda make, D: {"x": make.normal(D)})
+
+    def reports(**declared):
+        target = assay.Target(swallows, lambda x: x * 2, cases=case, backward=None, **declared)
+        return [assay.check(target, raises=False, probes="scaling", seed=s) for s in range(12)]
+
+    assert len({r.verdict for r in reports()}) == 1
+    assert all(r.ok for r in reports(finite=("x",)))
+
+
+def test_inputs_that_are_declared_finite_never_hold_nan():
+    report = scaled(lambda x, w, eps: torch.nan_to_num(rmsnorm(x, w, eps)), rmsnorm)
+    assert "if inputs are always finite, declare finite=(" in texts(report)[0]
+    with pytest.raises(assay.TargetError, match="finite: 'y' is not among"):
+        assay.Target(rmsnorm, rmsnorm, cases={"x": torch.ones(2, 4), "w": torch.ones(4), "eps": 1e-6}, finite=("y",))
+
+
 def test_a_gradient_stored_transposed_is_judged_like_any_other():
     inputs = {"k": torch.randn(5, 4)}
-    examination = SimpleNamespace(material=SimpleNamespace(inputs=inputs), seed=0, notes=[])
+    examination = SimpleNamespace(material=SimpleNamespace(inputs=inputs), target=SimpleNamespace(finite=()), notes=[])
     examination.note = lambda *arguments: examination.notes.append(arguments)
     (place,) = scaling._changed_elements(examination).values()
     mask = torch.zeros(4, 5, dtype=torch.bool).mT
@@ -354,3 +375,10 @@ def test_an_exponential_of_a_difference_may_round_at_the_size_of_its_numbers(fac
         assay.Target(candidate, two_passes, cases=close_maxima), probes=("values", "scaling"), raises=False
     )
     assert report.ok == ok, texts(report)
+
+
+def test_a_wrong_index_that_is_no_declared_decision_names_the_declaration():
+    case = assay.case(D=[8])(lambda make, D: {"x": make.normal(3, D)})
+    target = assay.Target(lambda x: x.argmax(-1) - 1, lambda x: x.argmax(-1), cases=case, backward=None)
+    report = assay.check(target, raises=False, probes="values")
+    assert not report.ok and "declare decisions={'y': assay.topk(" in texts(report)[0]

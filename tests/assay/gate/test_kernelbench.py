@@ -163,6 +163,8 @@ def test_a_file_may_end_its_process_or_ask_for_a_kernel(tmp_path):
     (tmp_path / "tabnanny.py").write_text("raise SystemExit('a candidate with the name of one of Python's modules')")
     with pytest.raises(gate.BadProblem, match="exits.py: importing it raised SystemExit: 3"):
         gate.load_problem(tmp_path / "exits.py")
+    (tmp_path / "finite.py").write_text(f"{LINEAR}\nfinite = ('x',)\n")
+    assert gate.load_problem(tmp_path / "finite.py").finite == ("x",)
     (tmp_path / "asks.py").write_text(f"{LINEAR}\nwants_kernel = True\n")
     assert gate.load_problem(tmp_path / "asks.py").wants_kernel
 

@@ -64,6 +64,7 @@ class Target:
     layouts         "any", or "contiguous": the candidate must raise for any other layout of an input
     mutates         inputs that the candidate may write
     holds_nan       inputs that may hold NaN, which must then spread as in the golden; that of other inputs is a note
+    finite          inputs that never hold NaN or Inf: the assay puts none into them
     reset           function to call before every run that must start fresh
     source          the C++ files that the candidate is built from, an `assay.CppSource`, in which a patch is looked for
     runner          runs the candidate elsewhere: called with the arguments and settings of each run (None: here)
@@ -90,6 +91,7 @@ class Target:
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
     holds_nan: tuple[str, ...] = ()
+    finite: tuple[str, ...] = ()
     reset: Callable[[], object] | None = None
     source: CppSource | None = None
     runner: Callable[[Any, Any], Any] | None = field(default=None, repr=False)
@@ -113,7 +115,7 @@ class Target:
         self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
         if self.outputs == ():
             raise TargetError("outputs: () is empty; leave it out, or name the results of the candidate")
-        for argument in ("saved", "mutates", "surrogate", "holds_nan"):
+        for argument in ("saved", "mutates", "surrogate", "holds_nan", "finite"):
             self._set(argument, _names(argument, getattr(self, argument)))
         self._set("grads", None if self.grads is None else _names("grads", self.grads))
         if self.outputs is not None:
@@ -162,6 +164,7 @@ class Target:
         _known("grads", self.grads or (), wide, "floating-point inputs")
         _known("mutates", self.mutates, inputs, "inputs")
         _known("holds_nan", self.holds_nan, floating, "floating-point inputs")
+        _known("finite", self.finite, [n for n in floating if n not in self.holds_nan], "inputs without holds_nan")
         _known("surrogate", self.surrogate, floating if self.grads is None else self.grads, "inputs with gradients")
         _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
         if self.outputs is not None:

@@ -42,6 +42,8 @@ class Problem:
     formula: str = "any"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
+    holds_nan: tuple[str, ...] = ()
+    finite: tuple[str, ...] = ()
     construct: Mapping[str, object] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     wants_kernel: bool = False

@@ -1,9 +1,9 @@
 """y_k = round(golden in compute precision, every sum in its own legal order): the noise of honest implementations.
 
-A member of the ensemble is one run under a dispatch mode that rewrites reductions, matrix products and accumulating
-scatters. Three of eight members add one term after another (as stored, or permuted), because no legal order is noisier:
-for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
-sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
+A member of the ensemble is one run under a dispatch mode that rewrites reductions, matrix products, convolutions and
+accumulating scatters. Three of eight members add one term after another (as stored, or permuted), because no legal
+order is noisier: for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u,
+pairwise by sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
 Two of eight members add one half of a result's elements in another order than the other half: a kernel may do so, and
 equal rows that cancel to the last bit would otherwise have no noise at all.
 Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), and formulas for the sigmoid, 1 / sqrt, erf
@@ -35,6 +35,7 @@ from ..bounds.rule_context import Dim
 from ..bounds.rule_lookup import treatment_of
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
+from . import convolution_orders
 from . import summation_orders as orders
 
 # tiles: sums of 16..256 permuted terms, added up; mixed: a random one of the first four for every reduction
@@ -369,5 +370,7 @@ _REWRITES: dict[str, Callable] = {
     "dot": _dot, "vdot": _dot, "addmm": _addmm, "addmv": _addmm, "baddbmm": _addmm, "index_add": _index_add,
     "scatter_add": _scatter_add, "index_put": _index_put, "exp": _exp, "div": _div, "sigmoid": _sigmoid,
     "erf": _erf, "tanh": _tanh,
+    "convolution": lambda m, *args: convolution_orders.convolution(m.order(), *args),
+    "convolution_backward": lambda m, *args: convolution_orders.convolution_backward(m.order(), *args),
     "silu": _silu, "rsqrt": _rsqrt, "_softmax_backward_data": _softmax_backward,
 }  # fmt: skip

@@ -20,7 +20,7 @@ _MOST_LAUNCHES = 2**14  # on a GPU, a launch adds one term; real kernels add no 
 _ACCUMULATORS = 2**16  # as many as fit in a core's cache
 # a launch with its slices costs some 10 us, in which a core adds 8,000 numbers; a copy to the CPU and back costs 100 us
 _LEAST_LAUNCHES, _FEW_NUMBERS = 2**5, 2**13
-_MOST_PARTIALS = 2**24  # elements of the tiles' partial sums in memory at once
+MOST_PARTIALS = 2**24  # elements of the tiles' partial sums in memory at once
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
         return _term_by_term(a, b)
     tiles = -(-n // order.tile)
     outputs = a.numel() // n * b.shape[-1]
-    if order.style == "pairwise" and tiles > 1 and outputs * tiles <= _MOST_PARTIALS:
+    if order.style == "pairwise" and tiles > 1 and outputs * tiles <= MOST_PARTIALS:
         return pairwise(torch.stack([s @ t for s, t in _tiles(a, b, order.tile)]))
     return _tile_by_tile(a, b, order.tile)
 

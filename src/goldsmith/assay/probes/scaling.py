@@ -186,6 +186,8 @@ def _honest_runs_stand_out(reference: GoldenResults, name: str) -> bool:
 def _plant_special(examination: Examination, label: str, value: float, is_special: Callable[[Tensor], Tensor]) -> None:
     """Set one element of every changeable input to NaN or Inf: results must be NaN or Inf where the golden is."""
     elements = _changed_elements(examination)
+    if not elements:
+        return
     material = _planted(examination, elements, value)
     forward_only = value == float("inf")  # a gradient at infinity depends on the formula
     run = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
@@ -313,9 +315,8 @@ def _report_swallowed(
     """
     swallowed = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in swallowed.items()}
     if any(n.endswith(".grad") and bool(mask.any()) for n, mask in swallowed.items()):
-        zero_times = zero_times_nan.gradients(
-            golden.evaluate, golden.leaves
-        )  # excludes NaN that only a product with zero causes
+        # excludes NaN that only a product with zero causes
+        zero_times = zero_times_nan.gradients(golden.evaluate, golden.leaves)
         swallowed = {n: mask & is_special(zero_times[n]) if n in zero_times else mask for n, mask in swallowed.items()}
     swallowed = {n: mask for n, mask in swallowed.items() if bool(mask.any())}
     if not swallowed:
@@ -347,7 +348,8 @@ def _report_swallowed(
         if bool(mask.any()):
             where = examination.locate(name, mask)
             text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; "
-            text += _changed_elements_text(examination)
+            names = tuple(_changed_elements(examination))
+            text += f"{_changed_elements_text(examination)}; if inputs are always finite, declare finite={names}"
             examination.find(CERTAIN, NAME, name, text, where=where, kind="swallowed", run=label)
 
 
@@ -381,12 +383,11 @@ def _gradients_nearby(examination: Examination, run: CandidateRun, input: str, p
 
 
 def _changed_elements(examination: Examination) -> dict[str, int]:
-    """For each changeable input, the index of the element that is set to NaN or Inf."""
-    generator = torch.Generator().manual_seed(examination.seed + 5)
-    return {
-        n: int(torch.randint(0, examination.material.inputs[n].numel(), (1,), generator=generator))
-        for n in _changeable_inputs(examination)
-    }
+    """For each input that may not be finite, the index of the element that is set to NaN or Inf, for every seed."""
+    generator = torch.Generator().manual_seed(5)
+    names = [n for n in _changeable_inputs(examination) if n not in examination.target.finite]
+    sizes = {n: examination.material.inputs[n].numel() for n in names}
+    return {n: int(torch.randint(0, size, (1,), generator=generator)) for n, size in sizes.items()}
 
 
 def _planted(examination: Examination, places: dict[str, int], value: float | None, times: float = 1.0) -> Material:

@@ -18,7 +18,7 @@ from ..problem import Problem
 
 SETTINGS = (
     "dtypes", "outputs", "saved", "backward", "golden_backward", "grads", "surrogate", "decisions", "stored",
-    "segments", "compute", "dot", "formula", "layouts", "mutates", "wants_kernel",
+    "segments", "compute", "dot", "formula", "layouts", "mutates", "holds_nan", "finite", "wants_kernel",
 )  # fmt: skip
 
 
