@@ -45,7 +45,7 @@ def ask(**more):
     request = {
         "do": "diagnose", "name": "own_kernels:wrong", "backend": None, "case": None, "dtype": None, "device": "cpu",
         "interpret": True, "budget": 60.0, "seed": 0, "out": None, "bundle": None, "html": None, "json": True,
-        "patch": False, "apply": None, "propose": None,
+        "patch": False, "apply": None, "propose": None, "limit": None,
     }  # fmt: skip
     reports = []
     reply = getattr(worker_tasks, more.get("do", "diagnose"))(request | more, reports.append)
