@@ -75,7 +75,7 @@ def convolution_backward(
 def _sum(
     order: orders.Order, n: int, terms: int, device: torch.device, part: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
-    """The sum over n indices of an axis, each of which stands for a number of terms; None: nothing to reorder."""
+    """The sum over an axis of n indices in this order; None: torch's own. terms: numbers that each index adds."""
     permutation = order.permutation(n, device)
     if permutation is None:
         return None

@@ -45,7 +45,7 @@ def problem_folder(folder: Path) -> ProblemFolder:
 
 @functools.cache
 def _listing(folder: Path, current: Path) -> ProblemFolder:
-    """current: a relative path is another folder elsewhere."""
+    """current: the current folder, in which a relative path is looked up."""
     return ProblemFolder(folder)
 
 
