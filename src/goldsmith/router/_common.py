@@ -84,13 +84,13 @@ def can_inspect(t: Tensor) -> bool:
 
 
 def add_at(values: Tensor, at: Tensor, size: int) -> Tensor:
-    """[rows, size]: each row's values [rows, k] added at the positions `at`, in the order of k."""
+    """[rows, size]: each row's values [rows, k] added at the positions `at`, in an order that repeats."""
     out = values.new_zeros(values.shape[0], size)
     if not values.is_cuda:
         return out.scatter_add(-1, at, values)
-    for j in range(values.shape[-1]):  # one entry per row at a time: a GPU's scatter adds several in any order
-        out = out.scatter_add(-1, at[:, j : j + 1], values[:, j : j + 1])
-    return out
+    # a GPU's scatter adds equal positions in any order; its index_put sorts the positions first
+    rows = torch.arange(len(values), device=values.device).unsqueeze(-1).expand_as(at)
+    return out.index_put((rows, at), values, accumulate=True)
 
 
 def flat(t: Tensor) -> Tensor:

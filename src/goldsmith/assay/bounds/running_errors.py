@@ -104,7 +104,7 @@ def _run(
 def _collect(
     mode: RunningErrors, results: Mapping[str, Tensor], compute: torch.dtype, stores: Mapping[str, torch.dtype]
 ) -> tuple[dict[str, Bounded], bool]:
-    out, clean = {}, True
+    out, doubts = {}, []
     for name, tensor in results.items():
         value = tensor.detach()
         error = mode.error_of(value)
@@ -115,11 +115,11 @@ def _collect(
         if compute == torch.float64:
             bound = 2 * bound  # the golden itself rounds in this precision
         bad = torch.isnan(bound)
-        clean = clean and not bool(bad.any()) and bool(torch.isfinite(value).all())
+        doubts.append((bad | ~torch.isfinite(value)).any())
         bound = torch.where(bad, torch.inf, bound)
         value = value.to(torch.float64, copy=True)
         out[name] = Bounded(value, bound, (value == 0) & (bound == 0), sorted(mode.notes_of(tensor)))
-    return out, clean
+    return out, not doubts or not bool(torch.stack(doubts).any())
 
 
 def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:

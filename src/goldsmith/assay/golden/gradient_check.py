@@ -63,7 +63,7 @@ def _direction(leaves: Mapping[str, Tensor], names: Sequence[str], generator: to
     out = {}
     for name in names:
         draw = torch.randn(leaves[name].shape, generator=generator, dtype=torch.float64)
-        out[name] = draw.to(leaves[name].device) * _scale(leaves[name])
+        out[name] = draw.to(leaves[name].device, non_blocking=leaves[name].is_cuda) * _scale(leaves[name])
     return out
 
 

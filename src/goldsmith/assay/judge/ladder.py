@@ -98,15 +98,16 @@ class _Comparison:
         self.y_finite, self.g_finite = torch.isfinite(self.y), torch.isfinite(b.value)
         both = self.y_finite & self.g_finite
         over = both & (self.error > SLACK * b.bound)
-        self.flushed = torch.zeros_like(over)
+        self.flushed = self.cancelled = torch.zeros_like(over)
+        self.any_flushed = self.any_cancelled = False
         if ref.store.is_floating_point and bool(over.any()):
             tiny = torch.finfo(ref.store).smallest_normal
             self.flushed = over & (self.y == 0) & (b.value.abs() < tiny) & ~b.structural_zero
-        over = over & ~self.flushed
-        self.cancelled = torch.zeros_like(over)
-        if ref.store.is_floating_point and bool(over.any()):
+            over = over & ~self.flushed
             self.cancelled = over & self.cancels
-        self.over = over & ~self.cancelled
+            over = over & ~self.cancelled
+            self.any_flushed, self.any_cancelled = bool(self.flushed.any()), bool(self.cancelled.any())
+        self.over = over
         self.special = self._special()
 
     @cached_property
@@ -128,7 +129,7 @@ class _Comparison:
         """Masks of NaN and Inf that differ from the golden's, by description."""
         y, b = self.y, self.ref.bounded
         fits: dict[str, Tensor] = {}
-        if bool(self.y_finite.all()) and bool(self.g_finite.all()):
+        if bool((self.y_finite & self.g_finite).all()):
             return fits
         nan, golden_nan = torch.isnan(y), torch.isnan(b.value)
         honest = self._members_overflow()
@@ -187,10 +188,10 @@ class _Comparison:
 
     def notes(self, case: str) -> list[Note]:
         out, b = [], self.ref.bounded
-        if bool(self.flushed.any()):
+        if self.any_flushed:
             text = f"{self.name}: {int(self.flushed.sum())} subnormal results are flushed to 0"
             out.append(Note("flushes_subnormals", self.name, text, case))
-        if bool(self.cancelled.any()):
+        if self.any_cancelled:
             off, most = float(self.error[self.cancelled].max()), float(b.value[self.g_finite].abs().max())
             text = (
                 f"{self.name}: {int(self.cancelled.sum())} elements differ by up to {off:.2g} where the golden is 0 or"

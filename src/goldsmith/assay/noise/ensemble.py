@@ -107,9 +107,12 @@ def _nudged(t: Tensor, compute: torch.dtype, seed: int) -> Tensor:
     """t (1 + s 2u), s = 1 or -1 at random"""
     if not t.is_floating_point():
         return t
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    signs = torch.randint(0, 2, t.shape, generator=generator).to(t.device, t.dtype) * 2 - 1
-    return t + t * signs * torch.finfo(compute).eps
+    return t + t * _signs(t, seed % 2**63) * torch.finfo(compute).eps
+
+
+def _signs(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randint(0, 2, like.shape, generator=generator, device=like.device).to(like.dtype) * 2 - 1
 
 
 class LegalOrder(DispatchMode):
@@ -273,24 +276,19 @@ def _addmm(
     return None if ab is None else (c if beta == 1 else c * beta) + (ab if alpha == 1 else ab * alpha)
 
 
-def _permutation(m: LegalOrder, n: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(m.random.randrange(2**31))
-    return torch.randperm(n, generator=generator).to(device)
-
-
 def _index_add(
     m: LegalOrder, base: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
 ) -> Tensor | None:
     if index.dim() == 0:
         return None
-    p = _permutation(m, index.numel(), index.device)
+    p = orders.permutation(index.numel(), m.random.randrange(2**31), index.device)
     return base.index_add(dim, index[p], source.index_select(dim, p), alpha=alpha)
 
 
 def _scatter_add(m: LegalOrder, base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor | None:
-    if index.dim() == 0 or index.numel() == 0:
+    if index.dim() == 0 or index.numel() == 0 or index.shape[dim] == 1:
         return None
-    p = _permutation(m, index.shape[dim], index.device)
+    p = orders.permutation(index.shape[dim], m.random.randrange(2**31), index.device)
     rows = source.narrow(dim, 0, index.shape[dim]).index_select(dim, p)
     return base.scatter_add(dim, index.index_select(dim, p), rows)
 
@@ -302,7 +300,7 @@ def _index_put(
     same = len(known) == len(indices) and all(i.shape == known[0].shape and i.dtype != torch.bool for i in known)
     if not (accumulate and same and known[0].dim() and values.dim() and values.shape[0] == known[0].shape[0]):
         return None
-    p = _permutation(m, values.shape[0], values.device)
+    p = orders.permutation(values.shape[0], m.random.randrange(2**31), values.device)
     return torch.ops.aten.index_put(base, [i[p] for i in known], values[p], True)
 
 
@@ -355,8 +353,7 @@ def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype: t
     if not (m.by_formula and y.dim() and y.numel()):
         with m:
             return softmax_backward(grad, y, dim, dtype)
-    generator = torch.Generator().manual_seed(m.random.randrange(2**31))
-    signs = torch.randint(0, 2, grad.shape, generator=generator).to(grad.device, grad.dtype) * 2 - 1
+    signs = _signs(grad, m.random.randrange(2**31))
     size = grad.abs().amax(dim, keepdim=True)
     if grad.dim() > 1:
         across = (dim, -2 if dim % grad.dim() == grad.dim() - 1 else -1)

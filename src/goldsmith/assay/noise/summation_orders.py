@@ -38,14 +38,17 @@ class Order:
     apart: int | None = None
 
     def permutation(self, n: int, device: torch.device) -> Tensor | None:
-        if self.style == "as_stored" or n < 2:
-            return None
-        return torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)).to(device)
+        return None if self.style == "as_stored" or n < 2 else permutation(n, self.seed, device)
+
+
+def permutation(n: int, seed: int, device: torch.device) -> Tensor:
+    """The indices 0..n-1 in a random order, drawn on the device: a copy would wait for all that a GPU has to do."""
+    return torch.randperm(n, generator=torch.Generator(device).manual_seed(seed), device=device)
 
 
 def _halves(n: int, order: Order, device: torch.device) -> tuple[Tensor, Tensor]:
     """The indices 0..n-1 in two random halves."""
-    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(order.seed ^ n)).to(device)
+    shuffled = permutation(n, order.seed ^ n, device)
     return shuffled[: n // 2], shuffled[n // 2 :]
 
 

@@ -28,6 +28,7 @@ class Slice:
     index: int
     text: str
     random: bool
+    binary: bool  # the input holds zeros and ones alone
 
     def of(self, tensor: Tensor) -> Tensor:
         """This slice of a tensor, as a view."""
@@ -40,7 +41,7 @@ class Slice:
         material = material or examination.material
         copy = material.inputs[self.name].clone(memory_format=torch.contiguous_format)
         part = self.of(copy)
-        if binary(copy):
+        if self.binary:
             part.copy_(1 - part)
         elif value is None:
             generator = torch.Generator().manual_seed(examination.seed + self.axis)
@@ -53,7 +54,8 @@ class Slice:
 def spread(like: Tensor, generator: torch.Generator) -> Tensor:
     """Numbers of random sign between 1/2 and 1; they differ, because equal numbers would tie in a maximum."""
     signs = torch.randint(0, 2, like.shape, generator=generator) * 2 - 1
-    return (signs * (0.5 + 0.5 * torch.rand(like.shape, generator=generator, dtype=torch.float64))).to(like.device)
+    drawn = signs * (0.5 + 0.5 * torch.rand(like.shape, generator=generator, dtype=torch.float64))
+    return drawn.to(like.device, non_blocking=like.is_cuda)
 
 
 def changeable(t: Tensor) -> bool:
@@ -68,7 +70,7 @@ def slices(examination: Examination) -> list[Slice]:
     for name, tensor in examination.material.inputs.items():
         if not changeable(tensor):
             continue
-        names = axis_names(tensor.shape, examination.case.sizes)
+        names, flips = axis_names(tensor.shape, examination.case.sizes), binary(tensor)
         whole = False  # an axis of length 1 has one slice, the whole tensor; every such axis has the same one
         for axis in range(max(tensor.dim(), 1)):
             length = tensor.shape[axis] if tensor.dim() else 1
@@ -78,9 +80,9 @@ def slices(examination: Examination) -> list[Slice]:
             whole |= length == 1
             label = f"axis {names[axis]}" if tensor.dim() else "the scalar"
             wanted = [(i, False) for i in sorted({0, length - 1})] + [(middle, True)]
-            if binary(tensor):
+            if flips:
                 wanted = [(i, True) for i in sorted({0, middle, length - 1})]
-            out += [Slice(name, axis, i, f"{name}[{label} = {i}]", random) for i, random in wanted]
+            out += [Slice(name, axis, i, f"{name}[{label} = {i}]", random, flips) for i, random in wanted]
     return out
 
 
@@ -108,7 +110,7 @@ def nan_masks(
             continue
         silent = torch.isnan(expected) & ~torch.isnan(tensor)
         leaking = torch.isnan(tensor) & ~torch.isnan(expected)
-        if bool(silent.any()) or bool(leaking.any()):
+        if bool((silent | leaking).any()):
             suspects.append((name, silent, leaking))
     return suspects
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from ..bounds.bounded import SLACK
 from ..execute.records import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
-from ..golden.kinks import binary
 from ..judge import ladder
 from ..judge.examination import Examination
 from .slices import Slice, nan_masks, results, run_changed, spread
@@ -36,7 +35,7 @@ def remaining(examination: Examination, slices: list[Slice]) -> list[Slice]:
     left: set[Slice] = set()
     for axis in sorted({s.axis for s in slices}):
         left |= _without_influence(examination, [s for s in slices if s.axis == axis], footprints)
-    left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # these inputs cannot hold NaN
+    left |= {s for s in slices if s.binary}  # these inputs cannot hold NaN
     left |= _leaking(examination, [s for s in slices if s not in left], footprints)
     return [s for s in slices if s in left]
 
@@ -80,18 +79,19 @@ def _right(name: str, y: Tensor, references: GoldenResults) -> bool:
 def _changed(examination: Examination, slices: list[Slice]) -> Material:
     """The inputs with these slices at about 2 rms (8 in 16 bits), each independent of the others."""
     changed: dict[str, Tensor] = {}
+    rms: dict[str, float] = {}
     for part in slices:
         tensor = examination.material.inputs[part.name]
         if part.name not in changed:
             changed[part.name] = tensor.clone(memory_format=torch.contiguous_format)
+            rms[part.name] = float(tensor.double().square().mean().sqrt())
         place = part.of(changed[part.name])
-        if binary(tensor):
+        if part.binary:
             place.copy_(1 - part.of(tensor))
             continue
         generator = torch.Generator().manual_seed(examination.seed + 31 * part.index + part.axis)
-        rms = float(tensor.double().square().mean().sqrt())
         # large enough to show above the store's rounding, and too small to saturate
-        size = (8 if tensor.dtype.itemsize == 2 else 2) * (rms if rms > 0 else 1.0)
+        size = (8 if tensor.dtype.itemsize == 2 else 2) * (rms[part.name] if rms[part.name] > 0 else 1.0)
         place.copy_(spread(place, generator) * min(4 / 3 * size, torch.finfo(tensor.dtype).max / 8))
     return examination.material.with_inputs(changed)
 
@@ -115,7 +115,8 @@ def _follows(
         rounding = 16 * torch.finfo(store).eps * g.abs() + 256 * torch.finfo(compute).eps * g.abs().amax()
         clear = response > rounding
         follows = (y.double() - g).abs() <= response / 4
-        if not bool(follows[clear].all()) or 2 * int((clear & mask).sum()) < int(mask.sum()):
+        astray = (clear & ~follows).any() | (2 * (clear & mask).sum() < mask.sum())
+        if bool(astray):
             return False
     return True
 

@@ -172,10 +172,13 @@ def _far_off(
         return None
     if not before.ensemble:  # the budget left no time for an ensemble
         return None
-    size = max(_rms(before.bounded.value), _rms(against.bounded.value))  # the golden may vanish in one of the two runs
-    noise = max((_rms((m.double() - before.bounded.value)[before.bounded.open]) for m in before.ensemble), default=0.0)
-    measured = _rms((tensor.double() - against.bounded.value)[against.bounded.open])
-    if not measured > GROSS * size or noise > GROSS / 1000 * size:
+    error = tensor.double() - against.bounded.value
+    measured = _rms(error, against.bounded.open)
+    size = max(_rms(t.bounded.value) for t in (before, against))  # the golden may vanish in one of the two runs
+    if not measured > GROSS * size:
+        return None
+    noise = max(_rms(m.double() - before.bounded.value, before.bounded.open) for m in before.ensemble)
+    if noise > GROSS / 1000 * size:
         return None
     text = f"{name} is off by {measured / size:.3g} of its size, where legal orders of the plain run differ by "
     text += f"{noise / size:.3g} ({label})"
@@ -183,10 +186,10 @@ def _far_off(
                    kind="gross", run=label)  # fmt: skip
 
 
-def _rms(t: Tensor) -> float:
+def _rms(t: Tensor, where: Tensor | bool = True) -> float:
     """The RMS of the finite elements; 0 if there are none."""
-    finite = t[torch.isfinite(t)]
-    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    finite = torch.isfinite(t) & where
+    return float((torch.where(finite, t, 0.0).square().sum() / finite.sum().clamp(min=1)).sqrt())
 
 
 def _other_side(
