@@ -214,7 +214,8 @@ def _importing(module: str) -> Verdict:
 
 def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent: Spent) -> CandidateProcess:
     gpu = options.device if torch.device(options.device).type == "cuda" else ""
-    around = Surroundings(hidden=_folders(problem), gpu=gpu, threads=options.threads)
+    triton = bool(gpu) and "triton" in candidate.source
+    around = Surroundings(hidden=_folders(problem), gpu=gpu, threads=options.threads, triton=triton)
     process = partial(CandidateProcess, zygote(), options.limits, around=around, spent=spent)
     library = None
     if candidate.language in LANGUAGES:

@@ -201,6 +201,7 @@ class CandidateProcess:
             "limits": self.limits.to_json(),
             "address_space": around.boxed and not around.gpu,
             "gpu": around.gpu,
+            "before": f"{__package__}.child:prepare_triton" if around.triton else "",
             "threads": around.threads,
             "paths": list(around.paths),
             "sandbox": box if around.boxed else None,

@@ -54,6 +54,7 @@ class Surroundings:
     gpu      that it uses, or "". Its driver allows neither namespaces nor a limit of the address space
     threads  of torch; 0: as many as the zygote has
     paths    folders to import from
+    triton   whether it is likely to compile Triton kernels, so that the zygote makes ready what all of them need
     """
 
     boxed: bool = True
@@ -61,6 +62,7 @@ class Surroundings:
     gpu: str = ""
     threads: int = 0
     paths: tuple[str, ...] = ()
+    triton: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@
 It starts no thread and creates no CUDA context, so that its forks are sound. A request comes with the file descriptors
 of the new process: its end of a private socket, and what it prints to. Each request is one JSON packet:
 
-    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins", "grace"}   answered with {"pid"};
+    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins", "grace", "before"}   answered with {"pid"};
+                                  before: a function that the zygote calls once, before the first fork that names it;
                                   joins: the new process gets a connection to the zygote as well, and what it asks for
                                   ends with it; grace: seconds in which it may end by itself
     {"do": "end", "pid"}          kills the process's group and all that it left; answered with {"status"}
@@ -27,6 +28,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import sandbox as sandboxes
@@ -63,6 +65,7 @@ class Zygote:
         self.children: dict[int, ForkedProcess] = {}
         self.ended: dict[int, int] = {}
         self.threads = 0  # of torch in its forks
+        self.called: set[object] = set()  # functions that some fork wanted to be called before it
         self.isolation = sandboxes.available()
 
     def serve(self) -> None:
@@ -99,6 +102,10 @@ class Zygote:
         return {"isolation": self.isolation}
 
     def _fork(self, control: socket.socket, request: dict[str, object], descriptors: list[int]) -> dict[str, object]:
+        before = request.get("before")
+        if isinstance(before, str) and before and before not in self.called:
+            self.called.add(before)
+            _function(before)()
         home = tempfile.mkdtemp(prefix=f"home-{os.getpid()}-") if request["sandbox"] is not None else ""
         joined, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request.get("joins") else (None, None)
         if its is not None:
@@ -206,11 +213,15 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
         tempfile.tempdir = home  # otherwise its first use writes a file to find out, which would be evidence
     if request["limits"] is not None:
         apply(Limits(**request["limits"]), address_space=request["address_space"], boxed=box is not None)
-    module, _, function = request["main"].partition(":")
     if threads:
         sys.modules["torch"].set_num_threads(threads)
     gc.enable()
-    return int(getattr(importlib.import_module(module), function)(socket.socket(fileno=private), request) or 0)
+    return int(_function(request["main"])(socket.socket(fileno=private), request) or 0)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def serve_again(control: socket.socket, request: object) -> int:
