@@ -34,7 +34,20 @@ def throughput(table: Table) -> str:
         )
     titles = ["candidates", "median", "90th percentile", "judge, processor time", "candidate, processor time"]
     rate = f"{row['candidates_per_second']:g} candidates a second with {row['jobs']} judges"
-    return table(titles, lines) + f"\n{rate}, on a machine with a load of {row['load_before']:g}; {_conditions(row)}\n"
+    text = f"\n{rate}, on a machine with a load of {row['load_before']:g}; {_conditions(row)}\n"
+    return table(titles, lines) + text + _triton()
+
+
+def _triton() -> str:
+    """What a small Triton kernel costs on a GPU."""
+    row = _row("triton")
+    if row is None:
+        return ""
+    low, high = row["spread"]
+    return (
+        f"\nOn a GPU a softmax in Triton takes {row['seconds']} s ({low} to {high} s) in a warm judge: {row['compile']} s to "
+        f"compile its kernels, and {row['rest']} s for the rest. {_conditions(row)}\n"
+    )
 
 
 def hostile(table: Table) -> str:
