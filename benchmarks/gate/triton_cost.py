@@ -73,7 +73,9 @@ def measure(count: int, seed: int) -> dict[str, Any]:
                     began = time.perf_counter()
                     found = verdict(name, number if name == "compiled" else 0)
                     seconds[name].append(time.perf_counter() - began)
-                    refused += [] if found.ok else [f"{name}_{number}: {found.status}"]
+                    refused += (
+                        [] if found.ok else [f"{name}_{number}: {found.status}, {found.reason}, {found.evidence[:1]}"]
+                    )
     whole, rest = (statistics.median(seconds[name]) for name in ("compiled", "kept"))
     return {
         "machine": torch.cuda.get_device_name(),
