@@ -10,7 +10,7 @@ from goldsmith.assay.gate.formats import completions
 from goldsmith.assay.gate.formats.candidate_source import NoCandidates, load_candidates
 from goldsmith.assay.gate.isolation.loading import Refusal
 
-from .problems import RIGHT, problem
+from .problems import RIGHT, TRITON, problem
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
@@ -147,29 +147,6 @@ def test_a_source_that_is_no_candidate_is_refused_for_a_reason(source, language,
     with pytest.raises(Refusal) as why:
         candidate_call.load(source, language=language)
     assert why.value.reason == reason
-
-
-TRITON = """
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(x_ptr, w_ptr, y_ptr, D, BLOCK: tl.constexpr):
-    d = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + tl.program_id(0) * D + d, mask=d < D, other=-float("inf"))
-    e = tl.exp(x - tl.max(x))
-    y = e / tl.sum(e) * tl.load(w_ptr + d, mask=d < D, other=0.0)
-    tl.store(y_ptr + tl.program_id(0) * D + d, y, mask=d < D)
-
-
-def candidate(x, w):
-    x, w = x.contiguous(), w.contiguous()
-    y = torch.empty_like(x)
-    kernel[(x.shape[0],)](x, w, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-    return y
-"""
 
 
 @pytest.mark.gpu

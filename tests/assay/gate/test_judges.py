@@ -13,7 +13,7 @@ from goldsmith.assay.gate.judges import Judges
 from goldsmith.assay.gate.judging import GateOptions
 from goldsmith.assay.gate.kernel_reward import reward
 
-from .problems import RIGHT, problem
+from .problems import RIGHT, TRITON, problem
 
 FILE = Path(__file__).parent / "problems.py"
 SOURCE = """
@@ -153,3 +153,13 @@ def test_a_wrong_argument_is_no_verdict(arguments, text):
     candidate, own, *device = arguments
     with pytest.raises((ValueError, TypeError), match=f"^{text}"):
         gate.judge(candidate, own, device=device[0] if device else "cpu")
+
+
+@pytest.mark.gpu
+def test_triton_kernels_on_a_gpu(tmp_path):
+    path = tmp_path / "softmax.py"
+    path.write_text(f"{SOURCE}\nbackward = None\n")
+    with Judges(1, replace(OPTIONS, device="cuda")) as judges:
+        pair = (ProblemSource(str(path)), gate.Candidate("softmax", TRITON))
+        verdicts = list(judges.in_order([pair, pair]))
+    assert [v.status for v in verdicts] == ["accepted"] * 2, verdicts

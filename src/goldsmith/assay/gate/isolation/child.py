@@ -66,14 +66,17 @@ def prepare() -> None:
 def prepare_triton() -> None:
     """What Triton computes before its first kernel: its own hash (0.5 s) and the library of its driver (0.4 s of gcc).
 
-    Creates no CUDA context. Where it fails, the candidate's process fails too, and its verdict says why.
+    Creates no CUDA context and does not ask whether there is a GPU: a forked zygote that asks cannot be forked again.
+    Where it fails, the candidate's process fails too, and its verdict says why.
     """
     with suppress(Exception):
+        from triton.backends import backends
         from triton.runtime import driver
         from triton.runtime.cache import triton_key
 
         triton_key()
-        _ = driver.active
+        if torch.version.hip is None:
+            driver.set_active(backends["nvidia"].driver())
 
 
 def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
