@@ -45,8 +45,8 @@ def _triton() -> str:
         return ""
     low, high = row["spread"]
     return (
-        f"\nOn a GPU a softmax in Triton takes {row['seconds']} s ({low} to {high} s) in a warm judge: {row['compile']} s to "
-        f"compile its kernels, and {row['rest']} s for the rest. {_conditions(row)}\n"
+        f"\nOn a GPU a softmax in Triton takes {row['seconds']} s ({low} to {high} s) in a warm judge: {row['compile']} s "
+        f"to compile its kernels, and {row['rest']} s for the rest. {_conditions(row)}\n"
     )
 
 
