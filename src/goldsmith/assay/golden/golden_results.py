@@ -25,7 +25,7 @@ from ..execute.tracer import Tracer
 from ..noise import ensemble, exponent_rounding, jitter
 from ..support import deadline, memory_errors
 from ..support.output_gradients import gradients_of
-from . import kinks, self_check
+from . import kinks, nearby_inputs, self_check
 from .creation_order import CreationOrder
 from .golden_error import GoldenError, golden_errors
 from .golden_tensor import GoldenTensor
@@ -55,9 +55,7 @@ class GoldenResults:
         self.counts: dict[str, int] = {}
         self.decisions_used: set[str] = set()  # decisions that stages of the golden returned
         self.outputs: tuple[str, ...] = ()  # names that the golden returned
-        self.order: list[
-            str
-        ] = []  # stages, outputs, backward stages and gradients, in the order in which the golden computes them
+        self.order: list[str] = []  # stages, outputs, backward stages and gradients, as the golden computes them
         self.differentiable: frozenset[str] = frozenset()  # its outputs that a gradient can flow into
         self.leaves = {n: self_check.exact(t) for n, t in material.inputs.items()}
         self.leaves.update({f"grad_{n}": self_check.exact(t) for n, t in run.cotangents.items()})
@@ -336,6 +334,12 @@ class GoldenResults:
             return jitter.runs(self.evaluate, narrowed, self.seed)
 
     @cached_property
+    def nearby(self) -> dict[str, Tensor]:
+        self._count("plain", nearby_inputs.DRAWS)
+        with golden_errors(), self_check.default_dtype(torch.float64):
+            return nearby_inputs.moves(self._decided().evaluate, self.leaves, self.values, self.compute)
+
+    @cached_property
     def exponent_rounding(self) -> float:
         """The relative error that rounded exponents may make, from one run of the golden in float64."""
         self._count("plain")
@@ -350,14 +354,12 @@ class GoldenResults:
         bounded = self.bounded.get(name)
         if bounded is None:
             return None
-        store = self.stores.get(name, self.compute)
-        drawn = [r[name] for r in self.ensemble if name in r] if noise else []
         return GoldenTensor(
             name=name,
             kind=kind,
-            store=store,
+            store=self.stores.get(name, self.compute),
             bounded=bounded,
-            ensemble=drawn,
+            ensemble=[r[name] for r in self.ensemble if name in r] if noise else [],
             segments=self.material.target.segments_of(name, self.material.sizes, bounded.value.shape),
             axes=axis_names(bounded.value.shape, self.material.sizes),
             compute=self.compute,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,6 +25,7 @@ class GoldenTensor:
     honest: further runs of the golden in compute precision, which show where it overflows itself.
     any_formula: errors of another formula's rounding are right everywhere, not only where numbers cancel.
     terms: size of the summands that may cancel in an equivalent formula (formula_rounding.terms).
+    nearby: where any formula is right, computes how far rounded inputs move this result (nearby_inputs.moves).
     """
 
     name: str
@@ -39,6 +40,7 @@ class GoldenTensor:
     honest: list[Tensor] = field(default_factory=list)
     any_formula: bool = False
     terms: float = 0.0
+    nearby: Callable[[], Tensor] | None = None
 
     @cached_property
     def noise(self) -> Noise:

@@ -104,7 +104,7 @@ class _Comparison:
             tiny = torch.finfo(ref.store).smallest_normal
             self.flushed = over & (self.y == 0) & (b.value.abs() < tiny) & ~b.structural_zero
             over = over & ~self.flushed
-            self.cancelled = over & self.cancels
+            self.cancelled = over & self._of_another_formula(over)
             over = over & ~self.cancelled
             self.any_flushed, self.any_cancelled = bool(self.flushed.any()), bool(self.cancelled.any())
         self.over = over
@@ -115,11 +115,19 @@ class _Comparison:
         ref = self.ref
         return formula_rounding.cancels(ref.bounded, self.error, ref.compute, ref.terms, everywhere=ref.any_formula)
 
+    def _of_another_formula(self, elements: Tensor) -> Tensor:
+        """Which of these elements err as an equal formula may."""
+        if self.ref.nearby is None or not bool((elements & ~self.cancels).any()):
+            return self.cancels
+        b = self.ref.bounded
+        return self.cancels | ((self.error <= self.ref.nearby()) & (b.bound > 0) & ~b.open)
+
     @cached_property
     def beyond(self) -> Tensor:
         """Mask of elements beyond the noise limit, except those that the rounding of an equal formula explains."""
         out = self.ref.noise.excess(self.r) > self.ref.noise.limit()
-        return out & ~self.cancels if self.ref.store.is_floating_point and bool(out.any()) else out
+        explain = self.ref.store.is_floating_point and bool(out.any())
+        return out & ~self._of_another_formula(out) if explain else out
 
     @cached_property
     def r(self) -> Tensor:

@@ -156,8 +156,9 @@ def judged_reference(references: GoldenResults, name: str, kind: str, noise: boo
     """The reference of tensor `name`, with the size of the terms that may cancel in it."""
     reference = references.reference(name, kind, noise=noise)
     terms = 0.0 if reference is None else formula_rounding.terms(name, references.bounded, references.leaves)
-    any_formula = references.material.target.formula == "any"
-    return reference if reference is None else replace(reference, any_formula=any_formula, terms=terms)
+    if reference is None or references.material.target.formula != "any":
+        return reference if reference is None else replace(reference, terms=terms)
+    return replace(reference, any_formula=True, terms=terms, nearby=lambda: references.nearby[name])
 
 
 def _far_off(
