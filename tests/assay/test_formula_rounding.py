@@ -344,3 +344,49 @@ def test_a_row_that_only_multiplies_zero_need_not_be_read():
     """decay[0] meets h = 0, so the golden passes on nothing but its NaN."""
     for report in scans(by_doubling, "golden", "taint"):
         assert not any("has no influence" in f.text for f in report.findings), str(report)
+
+
+# another formula of the same function, whose terms the results do not show
+
+
+@assay.case(N=[5, 33], D=[17])
+def modulated(make, N, D):
+    return {"x": make.normal(N, D), "s": make.normal(D), "b": make.normal(D)}
+
+
+def modulation(x, s, b):
+    return x * (1 + s) + b
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sum_of_products_is_as_good_as_a_factored_one_where_any_formula_is_right(seed):
+    """Where 1 + s is near 0, x + x s errs by a rounding of x, and the golden by one of x (1 + s)."""
+    assert check(lambda x, s, b: x + x * s + b, modulation, modulated, seed=seed, formula="any").ok
+    assert not check(lambda x, s, b: x + x * s + b * (1 + 1e-5), modulation, modulated, seed=seed, formula="any").ok
+
+
+@assay.case(B=[3], T=[9], D=[4])
+def gated(make, B, T, D):
+    return {"x": make.normal(B, T, D), "dt": make.normal(B, T, D)}
+
+
+def scan(x, dt):
+    state, rows = torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        state = torch.exp(-1.5 * F.softplus(dt[:, t])) * state + x[:, t]
+        rows.append(state)
+    return torch.stack(rows, 1)
+
+
+def segments(x, dt, past=0):
+    """The quadratic form of Mamba-2: decays as exponentials of differences of a cumulative sum."""
+    sums = (-1.5 * F.softplus(dt)).cumsum(1)
+    later = ~torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(past)
+    return ((sums[:, :, None] - sums[:, None]).masked_fill(later[..., None], -torch.inf).exp() * x[:, None]).sum(2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_gated_scan_by_segments_is_right_where_any_formula_is(seed):
+    """The gradient of the first gate is exactly 0, and there the difference of two sums, however large the gate is."""
+    assert check(segments, scan, gated, seed=seed, formula="any").ok
+    assert not check(lambda x, dt: segments(x, dt, past=1), scan, gated, seed=seed, formula="any").ok

@@ -39,7 +39,7 @@ class GoldenTensor:
     tensor_cores: bool = False
     honest: list[Tensor] = field(default_factory=list)
     any_formula: bool = False
-    terms: float = 0.0
+    terms: formula_rounding.Terms = formula_rounding.NO_TERMS
     nearby: Callable[[], Tensor] | None = None
 
     @cached_property

@@ -111,16 +111,21 @@ class _Comparison:
         self.special = self._special()
 
     @cached_property
-    def cancels(self) -> Tensor:
+    def formula_limit(self) -> Tensor:
         ref = self.ref
-        return formula_rounding.cancels(ref.bounded, self.error, ref.compute, ref.terms, everywhere=ref.any_formula)
+        return formula_rounding.limit(ref.bounded, ref.compute, ref.terms, everywhere=ref.any_formula)
+
+    @cached_property
+    def cancels(self) -> Tensor:
+        """Which elements err within the limit of another formula's rounding."""
+        return (self.formula_limit > 0) & (self.error <= self.formula_limit)
 
     def _of_another_formula(self, elements: Tensor) -> Tensor:
         """Which of these elements err as an equal formula may."""
         if self.ref.nearby is None or not bool((elements & ~self.cancels).any()):
             return self.cancels
-        b = self.ref.bounded
-        return self.cancels | ((self.error <= self.ref.nearby()) & (b.bound > 0) & ~b.open)
+        allowed = self.formula_limit + self.ref.nearby()
+        return self.cancels | ((self.error <= allowed) & (self.ref.bounded.bound > 0))
 
     @cached_property
     def beyond(self) -> Tensor:
@@ -132,6 +137,12 @@ class _Comparison:
     @cached_property
     def r(self) -> Tensor:
         return self.ref.noise.relative(torch.where(self.cancelled, self.ref.bounded.value, self.y))
+
+    @cached_property
+    def of_no_formula(self) -> Tensor:
+        """`r` without the errors that an equal formula may make."""
+        explained = self._of_another_formula(torch.ones_like(self.over))
+        return self.ref.noise.relative(torch.where(explained, self.ref.bounded.value, self.y))
 
     def _special(self) -> dict[str, Tensor]:
         """Masks of NaN and Inf that differ from the golden's, by description."""
@@ -358,6 +369,9 @@ def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], 
 
 
 def _patterns(comparison: _Comparison) -> list[patterns.Pattern]:
-    return patterns.error_patterns(
-        comparison.r, comparison.ref.noise, comparison.ref.groups if comparison.r.dim() else None
-    )
+    ref = comparison.ref
+    groups = ref.groups if comparison.r.dim() else None
+    found = patterns.error_patterns(comparison.r, ref.noise, groups)
+    if found and ref.nearby is not None:
+        return patterns.error_patterns(comparison.of_no_formula, ref.noise, groups)
+    return found

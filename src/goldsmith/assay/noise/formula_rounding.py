@@ -2,16 +2,20 @@
 
     limit = 4 sqrt(n) u max(|g| over the lines through an element, |dy y| / |x|), n the longest axis
 
+with |dy y| / min(1, |x|) where g is 0, or next to it: below 4 sqrt(n) u of that, or below the dtype's normal numbers.
+
 A running bound holds for the golden's formula. An equally stable formula errs by a few u of its summands, not of their
 sum. Examples: decays exp(c[i] - c[j]) of a cumulative sum c, whose gradient at the first element is the difference of
 two equal sums; a transform over a whole axis. The largest number on the lines through an element estimates those
-summands. For a gradient x.grad they have the size of dy y in units of x: a smaller error changes no loss.
+summands. For a gradient x.grad they have the size of dy y in units of x: a smaller error changes no loss. An exact zero
+may be the difference of two sums that do not shrink where x grows, as those of log decays do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,18 +31,33 @@ def unit(values: Tensor, compute: torch.dtype) -> float:
     return ROUNDINGS * math.sqrt(max(values.shape, default=1) or 1) * unit_roundoff(compute)
 
 
-def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor]) -> float:
+def lost(values: Tensor, compute: torch.dtype, terms: Terms) -> float:
+    """Where any formula is right, smaller results are as good as 0."""
+    return max(unit(values, compute) * terms.of_zeros, torch.finfo(compute).smallest_normal)
+
+
+class Terms(NamedTuple):
+    """Sizes of summands that may cancel in a gradient; `of_zeros`: in an exact zero."""
+
+    usual: float = 0.0
+    of_zeros: float = 0.0
+
+
+NO_TERMS = Terms()
+
+
+def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor]) -> Terms:
     """max |dy y| / max |x| of a gradient x.grad, over the outputs y that round; 0 for other results"""
     x = leaves.get(name.removesuffix(".grad")) if name.endswith(".grad") else None
     if x is None or not x.numel():
-        return 0.0
+        return Terms()
     sizes = [0.0]
     for output, y in bounded.items():
         dy = leaves.get(f"grad_{output}")
         if dy is not None and dy.shape == y.value.shape and dy.numel():
             sizes.append(float(torch.where(y.bound > 0, (dy * y.value).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0).max()))
     largest = float(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max())
-    return max(sizes) / largest if largest > 0 else 0.0
+    return Terms(max(sizes) / largest, max(sizes) / min(1.0, largest)) if largest > 0 else Terms()
 
 
 def hint(
@@ -66,15 +85,7 @@ def hint(
     )
 
 
-def cancels(
-    bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0, *, everywhere: bool = False
-) -> Tensor:
-    """Elements whose error is within the `limit`."""
-    allowed = limit(bounded, compute, terms, everywhere=everywhere)
-    return (allowed > 0) & (error <= allowed)
-
-
-def limit(bounded: Bounded, compute: torch.dtype, terms: float = 0.0, *, everywhere: bool = False) -> Tensor:
+def limit(bounded: Bounded, compute: torch.dtype, terms: Terms = NO_TERMS, *, everywhere: bool = False) -> Tensor:
     """The error that an equal formula may make, where the golden is 0 or tiny, compared with its neighbours; else 0.
 
     everywhere: also where the golden is neither, because any formula is right.
@@ -86,7 +97,8 @@ def limit(bounded: Bounded, compute: torch.dtype, terms: float = 0.0, *, everywh
     rounded = size.where(bounded.bound > 0, 0.0)
     lines = [rounded.amax(a, keepdim=True).expand_as(size) for a in range(size.dim()) if size.shape[a] > 1]
     peaks = torch.stack(lines or [rounded])
-    largest, least = peaks.amax(0).clamp(min=terms), peaks.amin(0).clamp(min=terms)
+    largest, least = peaks.amax(0).clamp(min=terms.of_zeros), peaks.amin(0).clamp(min=terms.usual)
     remains = (everywhere & (bounded.bound > 0)) | (size <= NEXT_TO_NOTHING * least)
-    summands = torch.where(bounded.structural_zero, largest, least.where(remains, 0.0))
+    zeros = bounded.structural_zero | (everywhere & (size < lost(size, compute, terms)))
+    summands = torch.where(zeros, largest, least.where(remains, 0.0))
     return (unit(size, compute) * summands).where(torch.isfinite(bounded.value) & ~bounded.open, 0.0)

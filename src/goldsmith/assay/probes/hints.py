@@ -74,7 +74,7 @@ def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:
     if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
         return ""
     error = (tensor.double() - bounded.value).abs()
-    least = formula_rounding.terms(name, reference.bounded, reference.leaves)
+    least = formula_rounding.terms(name, reference.bounded, reference.leaves).usual
     return formula_rounding.hint(bounded, error, reference.compute, reference.leaves.values(), least)
 
 

@@ -141,7 +141,7 @@ def formula_error(examination: Examination, name: str) -> Tensor:
     """How far another formula's rounding moves this result of the first run, at the size of its largest neighbour."""
     golden, ref = examination.ref.values[name], examination.ref
     return formula_rounding.unit(golden, ref.compute) * _line_maxima(golden).clamp(
-        min=formula_rounding.terms(name, ref.bounded, ref.leaves)
+        min=formula_rounding.terms(name, ref.bounded, ref.leaves).usual
     )
 
 
@@ -150,7 +150,11 @@ def rounding(examination: Examination, name: str, references: GoldenResults, inp
     golden, compute = references.values[name], references.compute
     unit = formula_rounding.unit(golden, compute)
     size = torch.maximum(_line_maxima(golden), _line_maxima(examination.ref.values[name]))
-    size = size.clamp(min=formula_rounding.terms(name, references.bounded, references.leaves))
+    terms = formula_rounding.terms(name, references.bounded, references.leaves)
+    size = size.clamp(min=terms.usual)
+    if examination.target.formula == "any":
+        zeros = golden.abs() < formula_rounding.lost(golden, compute, terms)
+        size = torch.where(zeros, size.clamp(min=terms.of_zeros), size)
     far = torch.zeros_like(golden)
     generator = torch.Generator().manual_seed(examination.seed + 41)
     for _ in range(_DRAWS):

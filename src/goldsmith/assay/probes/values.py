@@ -155,9 +155,11 @@ def judge(
 def judged_reference(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
     """The reference of tensor `name`, with the size of the terms that may cancel in it."""
     reference = references.reference(name, kind, noise=noise)
-    terms = 0.0 if reference is None else formula_rounding.terms(name, references.bounded, references.leaves)
-    if reference is None or references.material.target.formula != "any":
-        return reference if reference is None else replace(reference, terms=terms)
+    if reference is None:
+        return None
+    terms = formula_rounding.terms(name, references.bounded, references.leaves)
+    if references.material.target.formula != "any":
+        return replace(reference, terms=terms)
     return replace(reference, any_formula=True, terms=terms, nearby=lambda: references.nearby[name])
 
 
