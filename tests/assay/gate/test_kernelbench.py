@@ -290,3 +290,42 @@ def test_a_candidate_whose_parameters_are_repacked_weights_is_accepted(linear):
     assert verdict.status == "wrong"
     assert "its parameter w [5, 6] is not made of the model's weights" in verdict.evidence[0]
     assert verdict.evidence[1].endswith("holds the model's linear.weight [6, 5]")
+
+
+CHOICE = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, k):
+        super().__init__()
+        self.k = k
+
+    def forward(self, x):
+        values, index = torch.topk(torch.softmax(x, -1), self.k, -1)
+        return values, index
+
+def get_inputs():
+    return [torch.rand(5, 16)]
+
+def get_init_inputs():
+    return [3]
+"""
+SORT = "values, index = (t[:, : self.k] for t in torch.softmax(x, -1).sort(-1, descending=True))"
+LATE = "values, index = torch.softmax(x, -1).sort(-1, descending=True); values, index = values[:, :3], index[:, 1:4]"
+
+
+@pytest.mark.parametrize("line, status", [(SORT, "accepted"), (LATE, "wrong")])
+def test_another_choice_among_ties_is_right_without_a_declaration(line, status, tmp_path):
+    problem = load_problem(written(tmp_path, CHOICE))
+    source = CHOICE.replace("class Model(", "class ModelNew(")
+    source = source.replace("values, index = torch.topk(torch.softmax(x, -1), self.k, -1)", line)
+    verdict = gate.judge(gate.Candidate("chooses", source), problem, seed=3)
+    assert verdict.status == status, verdict
+
+
+def test_an_accepted_verdict_tells_that_all_scores_tie(tmp_path):
+    text = CHOICE.replace("torch.rand(5, 16)", "torch.ones(5, 16)").replace("torch.softmax(x, -1)", "0 * x")
+    problem = load_problem(written(tmp_path, text))
+    verdict = gate.judge(gate.Candidate("same", text.replace("class Model(", "class ModelNew(")), problem, seed=3)
+    assert verdict.ok and "all scores tie in every row" in verdict.evidence[0], verdict

@@ -26,6 +26,7 @@ from ..declare.binding import parameters
 from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
+from ..probes import decisions
 from ..report.check_report import Report
 from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
 from .backward_offer import offers_backward
@@ -288,6 +289,7 @@ def _examined(
     """The verdict of the assay: on the declared cases, then on sizes and scalars that the problem does not declare."""
     whole = _target(problem, process)
     target = _judged_target(whole, problem, options, seed)
+    remarks: list[str] = []
     selected = catalogue.select(options.probes)
     quick = catalogue.select("quick")
     for beyond, cases, probes in (
@@ -297,6 +299,7 @@ def _examined(
     ):
         with remembering(problem.known):
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
+        remarks += [n.text for n in report.notes if n.id == decisions.UNDETERMINED]
         if not beyond or report.verdict == FAIL and not _refuses(failing):
             verdict = _verdict(report, failing, process, beyond)
             if not verdict.ok:
@@ -314,8 +317,8 @@ def _examined(
             return Verdict(CHEATING, "plain_torch", evidence=[f"{why}, and the problem asks for a kernel"])
     if target.backward is None and whole.backward is not None and offers_backward(whole, options.device, seed):
         return Verdict(CHEATING, "call_count", evidence=["it has a backward now, and had none in its first call"])
-    late = late_writes.evidence(process)
-    return Verdict(CHEATING, "late_write", evidence=late[:_SENTENCES]) if late else Verdict(ACCEPTED)
+    late = late_writes.evidence(process)[:_SENTENCES]
+    return Verdict(CHEATING, "late_write", evidence=late) if late else Verdict(ACCEPTED, evidence=remarks[:_SENTENCES])
 
 
 def _refuses(failing: Sequence[Examination]) -> bool:

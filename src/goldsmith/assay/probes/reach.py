@@ -151,13 +151,13 @@ def rounding(examination: Examination, name: str, references: GoldenResults, inp
     unit = formula_rounding.unit(golden, compute)
     size = torch.maximum(_line_maxima(golden), _line_maxima(examination.ref.values[name]))
     size = size.clamp(min=formula_rounding.terms(name, references.bounded, references.leaves))
-    far = torch.zeros_like(golden)
+    far = torch.zeros_like(golden, dtype=torch.float64)
     generator = torch.Generator().manual_seed(examination.seed + 41)
     for _ in range(_DRAWS):
         perturbed = {n: _perturbed(t, compute, generator) for n, t in references.material.inputs.items() if _rounds(t)}
         material = references.material.with_inputs(perturbed)
         run = examination.references(material, references.run, references.decisions).values[name]
-        far = torch.maximum(far, (run - golden).abs().nan_to_num(0.0, 0.0, 0.0))
+        far = torch.maximum(far, (run.double() - golden).abs().nan_to_num(0.0, 0.0, 0.0))
     return 2 * far if inputs_alone else torch.maximum(unit * size, 2 * far)
 
 

@@ -25,7 +25,7 @@ from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import decisions, hints, reach, scaling_exact, values
 from .layouts import REFUSALS
-from .slices import changeable, far, own_decisions
+from .slices import changeable, far, own_decisions, own_results
 
 NAME = "scaling"
 OFFSET = 128.0
@@ -198,7 +198,7 @@ def _plant_special(examination: Examination, label: str, value: float, is_specia
         return
     if examination.raised(NAME, label, run):
         return
-    golden = examination.references(material, run, own_decisions(examination, run))
+    golden = own_results(examination, material, run)
     leaks: dict[str, Tensor] = {}
     swallowed: dict[str, Tensor] = {}
     for name, _, tensor in run.results():
@@ -271,7 +271,7 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
         material = changed(times)
         run = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
         tensor = None if run.error is not None else {n: t for n, _, t in run.results()}.get(name)
-        return tensor, examination.references(material, run, own_decisions(examination, run))
+        return tensor, own_results(examination, material, run)
 
     actual, references = outcome(1.0)
     if actual is not None and not _can_be_stored(references):

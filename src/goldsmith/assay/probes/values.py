@@ -12,6 +12,7 @@ from torch import Tensor
 from ...core.tracing import TargetError
 from ..bounds.bounded import unit_roundoff
 from ..execute.records import CandidateRun, Material, RunSettings
+from ..golden import other_answers
 from ..golden.golden_error import GoldenError
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
@@ -23,6 +24,7 @@ from ..support.stage_tiles import join_pieces
 from . import decisions, hints, maps
 
 GROSS = 0.05
+MOSTLY = 0.5  # share of a result's elements that rounding changes, from which a note says so
 
 
 def run(examination: Examination) -> None:
@@ -124,6 +126,8 @@ def judge(
         reported = _reported_elements(examination, run, name)
         if reported is not None and tensor is not None and reported.shape == golden.shape:
             tensor = torch.where(reported, golden.to(tensor.dtype), tensor)
+        if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = _determined(examination, reference, label, name, tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
         judgement, gross = look(name, tensor, against, confirm)
         if kind == "grad" and tensor is not None and (gross is not None or not judgement.ok):
@@ -208,6 +212,23 @@ def _reported_elements(examination: Examination, run: CandidateRun, name: str) -
     sources = (("poison", run.unwritten), ("guard", run.from_bands))
     masks = [masks[name] for probe, masks in sources if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
+
+
+def _determined(examination: Examination, reference: GoldenResults, label: str, name: str, tensor: Tensor) -> Tensor:
+    """Whole numbers or flags, with the golden's in place of those that rounding may change to what they are."""
+    golden = reference.bounded[name].value
+    if tensor.shape != golden.shape or torch.equal(tensor.double(), golden):
+        return tensor
+    runs = [r[name].to(golden.device) for r in (*reference.nudged, *reference.jittered) if name in r]
+    runs = [r for r in runs if r.shape == golden.shape]
+    mask = other_answers.answered(tensor, golden, runs)
+    if label == "values" and float(other_answers.undetermined(golden, runs).double().mean()) > MOSTLY:
+        text = f"{name}: rounding changes most of its elements in {examination.label}, so several are right there"
+        examination.note(decisions.UNDETERMINED, name, text)
+    if bool(mask.any()):
+        text = f"{int(mask.sum())} of {mask.numel()} elements of {name} are what the golden gives"
+        examination.note("tie", name, f"{text} after one more rounding, or where equal inputs differ by a hair")
+    return torch.where(mask, golden.to(tensor.dtype), tensor)
 
 
 class _Repeats:
