@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 
+BARE = ("y", "z", "out", "result")  # names of a result that is one tensor
+
 
 class UnusableResult(Exception):
     """The candidate returned a tensor without numbers, which is its own fault."""
@@ -71,7 +73,7 @@ def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collect
 
 def _free(count: int, several: bool, unavailable: Collection[str]) -> tuple[str, ...]:
     """Unused names for results: y, or y0, y1, ... for several, or the next free base name."""
-    for base in ("y", "z", "out", "result"):
+    for base in BARE:
         names = tuple(f"{base}{i}" for i in range(count)) if several else (base,)
         if not any(n in unavailable or f"grad_{n}" in unavailable for n in names):
             return names

@@ -48,6 +48,7 @@ from .tricks.scalars import other_scalars
 from .tricks.sizes import undeclared
 from .tricks.source import SourceFacts
 from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
+from .weight_matching import UNPLACED
 
 _SENTENCES = 8  # of evidence
 SANDBOXES = ("auto", "namespaces")
@@ -170,6 +171,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if verdict.status in (WRONG, CRASHED):
         remarks = [str(what[0]) for kind, *what in process.seen if kind == "remark"]
         verdict.evidence = [*remarks, *_lacks_parameters(process, problem), *verdict.evidence]
+        if UNPLACED in remarks:
+            verdict.status, verdict.reason = REFUSED, "unmatched_weights"
     if verdict.reason == "missing_package":
         verdict.evidence = [_file_beside(candidate, verdict.evidence[0]) or verdict.evidence[0]]
     imported = reasons.judge_imported(process.seen)
