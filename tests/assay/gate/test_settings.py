@@ -162,6 +162,7 @@ LEFT = {
         "the input x has another _version",
     ),
     "the default dtype, in which others then draw": ("torch.set_default_dtype(torch.float16)", "default dtype"),
+    "flushing of subnormals": ("torch.set_flush_denormal(True)", "flushing of subnormals"),
     "a timer": ("signal.setitimer(signal.ITIMER_REAL, 100)", "the timer ITIMER_REAL"),
 }
 

@@ -109,10 +109,14 @@ class _Watching(TorchFunctionMode):
 class _AsWritten(_Watching):
     """Mode that finds results in 16 bits in the dtypes of the reference."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         dtype = SIXTEEN.get(result.dtype) if isinstance(result, Tensor) else None
-        if dtype and _storage(result) not in [_storage(t) for t in _flat(args)]:  # a view rounds nothing
+        if (
+            isinstance(result, Tensor) and dtype and _storage(result) not in [_storage(t) for t in _flat(args)]
+        ):  # a view rounds nothing
             self.seen.append((self.call(), result, dtype))
         self.use(func, args, result)
         return result
