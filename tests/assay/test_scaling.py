@@ -375,10 +375,3 @@ def test_an_exponential_of_a_difference_may_round_at_the_size_of_its_numbers(fac
         assay.Target(candidate, two_passes, cases=close_maxima), probes=("values", "scaling"), raises=False
     )
     assert report.ok == ok, texts(report)
-
-
-def test_a_wrong_index_that_is_no_declared_decision_names_the_declaration():
-    case = assay.case(D=[8])(lambda make, D: {"x": make.normal(3, D)})
-    target = assay.Target(lambda x: x.argmax(-1) - 1, lambda x: x.argmax(-1), cases=case, backward=None)
-    report = assay.check(target, raises=False, probes="values")
-    assert not report.ok and "declare decisions={'y': assay.topk(" in texts(report)[0]

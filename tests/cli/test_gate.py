@@ -161,6 +161,11 @@ def test_a_golden_at_fault_is_status_2_with_a_sentence(folder):
         (["pipe.py", "--problem", "softmax.py"], "pipe.py: no ordinary file"),
         (["made/right.py", "--problem", "folder"], "folder: the folder holds no problems"),
         (["made/right.py", "--problem", "raises.py"], "the golden raised RuntimeError: no (raises.py:6)"),
+        (["made/right.py", "--problem", "interrupts.py"], "it raised KeyboardInterrupt (interrupts.py:6)"),
+        (
+            ["made/right.py", "--problem", "interrupted.py"],
+            "interrupted.py: importing it raised RuntimeError: it raised",
+        ),
         (["made/right.py", "--problem", "softmax.py", "--seed", 1 << 70], "seed: expected a number of at most 62 bits"),
         (["made", "--problem", "softmax.py", "--json", "v", "--html", "v"], "two outputs would be written to v"),
         (["made", "--problem", "softmax.py", "--memory", "inf"], "Invalid value for '--memory'"),
@@ -173,6 +178,8 @@ def test_what_cannot_run_is_one_paragraph_and_status_2(folder, arguments, text):
     (folder / "no.jsonl").touch()
     raising = PROBLEM.replace("return torch.softmax", "raise RuntimeError('no'); torch.softmax")
     (folder / "raises.py").write_text(raising)
+    (folder / "interrupts.py").write_text(raising.replace("RuntimeError('no')", "KeyboardInterrupt"))
+    (folder / "interrupted.py").write_text("raise KeyboardInterrupt")
     (folder / "folder").mkdir()
     (folder / "binary.py").write_bytes(b"\xff\0")
     os.mkfifo(folder / "pipe.py")

@@ -203,3 +203,58 @@ def test_a_source_that_leads_out_of_its_folder_is_refused(root):
     submission = loaded(root, solution({"main.py": RETURNING, "../../outside.py": "x = 1"}, returns=True))
     verdict = gate.judge(submission.candidate, problem_of(root), seed=1)
     assert (verdict.status, verdict.reason) == ("refused", "bad_path")
+
+
+ATTENTION = """
+import torch
+
+@torch.no_grad()
+def run(q, k, v):
+    out = torch.zeros_like(q)
+    for row in range(q.shape[0]):
+        scores = q[row].to(torch.float32) @ k[: row + 1].to(torch.float32).T
+        weights = torch.softmax(scores, dim=-1)
+        out[row] = (weights @ v[: row + 1].to(torch.float32)).to(torch.bfloat16)
+    return out
+"""
+GATED = """
+import torch
+
+def run(q, k, v):
+    return torch.nn.functional.silu(q * k) * v
+"""
+FLASH = """
+import torch
+
+def run(q, k, v, out):
+    scores = (q.float() @ k.float().T).SCORES + torch.full((len(q), len(q)), float("-inf")).triu(1)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    out.copy_((weights.to(v.dtype) @ v).float() / weights.sum(-1, keepdim=True))
+"""
+SAME = "import torch\n\ndef run(q, k, v, out):\n    out.copy_(torch.nn.functional.silu(q * k) * v)\n"
+
+
+@pytest.mark.parametrize(
+    "reference, source, status",
+    [
+        (ATTENTION, FLASH.replace("SCORES", "float()"), "accepted"),
+        (ATTENTION, FLASH.replace("SCORES", "bfloat16()"), "wrong"),
+        (GATED, SAME, "accepted"),
+        (GATED, SAME.replace("(q * k)", "(q * k * 1.02)"), "wrong"),
+    ],
+    ids=["weights in 16 bits", "scores in 16 bits", "as the reference", "a factor"],
+)
+def test_candidates_may_round_what_the_reference_rounds_and_operands_of_products(reference, source, status, tmp_path):
+    rows = {"shape": ["rows", "width"], "dtype": "bfloat16"}
+    axes = {"rows": {"type": "var"}, "width": {"type": "const", "value": 16}}
+    definition = {"name": "small", "op_type": "x", "axes": axes, "inputs": dict.fromkeys("qkv", rows)}
+    definition |= {"outputs": {"out": rows}, "reference": reference}
+    path = tmp_path / "definitions" / "small.json"
+    (tmp_path / "workloads").mkdir()
+    path.parent.mkdir()
+    path.write_text(json.dumps(definition))
+    line = {"definition": "small", "workload": {"uuid": "1", "axes": {"rows": 6}}}
+    line["workload"]["inputs"] = dict.fromkeys("qkv", {"type": "random"})
+    (tmp_path / "workloads" / "small.jsonl").write_text(json.dumps(line))
+    candidate = gate.Candidate("new", source, entry="run", call="destination")
+    assert gate.judge(candidate, load_problem(path), seed=5).status == status

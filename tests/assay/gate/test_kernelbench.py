@@ -233,8 +233,8 @@ def test_weights_that_a_candidate_repacks_are_repacked_for_each_case():
     for name, t in wanted.items():
         values = repackings[name].of({f"case_{n}": w for n, w in second.items()})
         assert torch.equal(values, t) and values.is_contiguous(), name
-    assert "parameter other [2, 7] is not made of the model's weights" in remarks[0]
-    assert "holds the model's unused [9]" in remarks[1]
+    assert "parameter other [2, 7] is not made of the model's weights" in remarks[1]
+    assert "holds the model's unused [9]" in remarks[2]
 
 
 def test_parts_of_a_weight_are_cut_from_it_for_each_case():
@@ -256,7 +256,7 @@ def test_parts_of_a_weight_are_cut_from_it_for_each_case():
     repackings, remarks = matched(split(first), known)
     wanted = split(second).state_dict()
     del wanted["own"]  # its ones are no part of the model's
-    assert set(repackings) == set(wanted) and len(remarks) == 2
+    assert set(repackings) == set(wanted) and len(remarks) == 3
     assert all(torch.equal(repackings[n].of(second), t) for n, t in wanted.items())
 
 
@@ -287,6 +287,77 @@ def test_a_candidate_whose_parameters_are_repacked_weights_is_accepted(linear):
     assert gate.judge(gate.Candidate("transposed", source), linear, seed=1, probes="quick").status == "accepted"
     scaled = source.replace(".t().contiguous()", ".t().contiguous() * 2").replace("x @ self.w", "x @ self.w / 2")
     verdict = gate.judge(gate.Candidate("scaled", scaled), linear, seed=1, probes="quick")
-    assert verdict.status == "wrong"
-    assert "its parameter w [5, 6] is not made of the model's weights" in verdict.evidence[0]
-    assert verdict.evidence[1].endswith("holds the model's linear.weight [6, 5]")
+    assert (verdict.status, verdict.reason) == ("refused", "unmatched_weights")  # its constructor makes it right
+    assert "its parameter w [5, 6] is not made of the model's weights" in verdict.evidence[1]
+    assert verdict.evidence[2].endswith("holds the model's linear.weight [6, 5]")
+
+
+CHOICE = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, k):
+        super().__init__()
+        self.k = k
+
+    def forward(self, x):
+        values, index = torch.topk(torch.softmax(x, -1), self.k, -1)
+        return values, index
+
+def get_inputs():
+    return [torch.rand(5, 16)]
+
+def get_init_inputs():
+    return [3]
+"""
+SORT = "values, index = (t[:, : self.k] for t in torch.softmax(x, -1).sort(-1, descending=True))"
+LATE = "values, index = torch.softmax(x, -1).sort(-1, descending=True); values, index = values[:, :3], index[:, 1:4]"
+
+
+@pytest.mark.parametrize("line, status", [(SORT, "accepted"), (LATE, "wrong")])
+def test_another_choice_among_ties_is_right_without_a_declaration(line, status, tmp_path):
+    problem = load_problem(written(tmp_path, CHOICE))
+    source = CHOICE.replace("class Model(", "class ModelNew(")
+    source = source.replace("values, index = torch.topk(torch.softmax(x, -1), self.k, -1)", line)
+    verdict = gate.judge(gate.Candidate("chooses", source), problem, seed=3)
+    assert verdict.status == status, verdict
+
+
+def test_an_accepted_verdict_tells_that_all_scores_tie(tmp_path):
+    text = CHOICE.replace("torch.rand(5, 16)", "torch.ones(5, 16)").replace("torch.softmax(x, -1)", "0 * x")
+    problem = load_problem(written(tmp_path, text))
+    verdict = gate.judge(gate.Candidate("same", text.replace("class Model(", "class ModelNew(")), problem, seed=3)
+    assert verdict.ok and "all scores tie in every row" in verdict.evidence[0], verdict
+
+
+OWN = """
+class ModelNew(nn.Module):
+    def __init__(self, width, scale):
+        super().__init__()
+        self.linear = nn.Linear(width, 6)
+        self.norm = nn.LayerNorm(6)
+        self.register_buffer("offsets", torch.arange(6.0))
+        CHANGE
+        self.scale = scale
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.linear(x)) * self.scale + self.offsets)
+"""
+
+
+@pytest.mark.parametrize(
+    "change, status, reason",
+    [
+        ("self.linear.weight = nn.Parameter(torch.rand(7, 5)[:6] * 2)", "accepted", ""),  # by its name
+        ("self.linear = nn.Sequential(nn.Linear(width, 6), nn.Linear(6, 6))", "refused", "unmatched_weights"),
+        ("del self.linear; self.linear = lambda x, w=torch.rand(6, 5): x @ w.to(x).T", "wrong", "values"),
+    ],
+)
+def test_a_candidate_that_cannot_take_the_weights_is_refused_and_one_that_ignores_them_is_wrong(
+    change, status, reason, linear
+):
+    source = "import torch\nimport torch.nn as nn\n" + OWN.replace("CHANGE", change)
+    verdict = gate.judge(gate.Candidate("own", source), linear, seed=1, probes="quick")
+    assert (verdict.status, verdict.reason) == (status, reason), verdict
+    assert status != "refused" or "not all weights of the model have a place" in verdict.evidence[0]

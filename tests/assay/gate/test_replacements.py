@@ -16,6 +16,10 @@ REPLACED = {
     "a function of NumPy": ("import numpy\nnumpy.linalg.norm = lambda *a, **k: 0.0", "numpy.linalg.norm"),
     "an operator that nobody has used": ("torch.ops.aten.allclose = lambda *a: True", "ops.aten.allclose"),
     "a module that it imports itself": ("import timeit\ntimeit.default_timer = lambda: 0.0", "timeit.default_timer"),
+    "a comparison of tensors": (
+        "torch.Tensor.__eq__ = lambda a, b: torch.ones_like(a, dtype=torch.bool)",
+        "torch.Tensor.__eq__",
+    ),
     "a constant that hides a method": ("torch.nn.Linear.train = None", "Linear.train"),
     "what a closure holds": (
         "torch.optim.AdamW.step.__closure__[0].cell_contents = lambda *a: None",

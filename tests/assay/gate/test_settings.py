@@ -161,6 +161,8 @@ LEFT = {
         "x.mul_(1) if x.is_leaf and not x.requires_grad else 0",
         "the input x has another _version",
     ),
+    "the default dtype, in which others then draw": ("torch.set_default_dtype(torch.float16)", "default dtype"),
+    "flushing of subnormals": ("torch.set_flush_denormal(True)", "flushing of subnormals"),
     "a timer": ("signal.setitimer(signal.ITIMER_REAL, 100)", "the timer ITIMER_REAL"),
 }
 
@@ -174,7 +176,7 @@ def test_a_call_that_leaves_a_setting_changed_is_wrong(body, sentence):
 
 
 def test_a_source_may_change_settings_when_it_is_imported_and_a_library_when_a_call_imports_it():
-    head = "import os, gc\nos.environ['A'] = '1'\ngc.disable()"
+    head = "import os, gc\nos.environ['A'] = '1'\ngc.disable()\ntorch.set_default_dtype(torch.float16)"
     with_library = f"from torch.utils.checkpoint import checkpoint\ntorch.vmap(torch.sin)(x)\n{RETURN}"
     verdict = gate.judge(candidate(with_library, head=head), problem(), seed=1)
     assert verdict.ok, verdict

@@ -254,6 +254,8 @@ IMPORTS = [
     "status, reason, source",
     [
         ("refused", "imports_judge", "import goldsmith.assay.checks\ndef candidate(x, w): return x"),
+        ("wrong", "values", f"import torch\ndef candidate(x, w): return ({R},)"),
+        ("wrong", "values", f"import torch\ndef candidate(x, w): return dict(other={R})"),
         *(("refused", "imports_judge", f"import importlib, torch\n{source}") for source in IMPORTS),
         ("accepted", "", f"import torch\ndef candidate(x, w):\n    from goldsmith.assay import stage\n    return {R}"),
         (

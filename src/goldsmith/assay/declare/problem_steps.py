@@ -5,6 +5,7 @@ A step is the import of a file, the inputs of a case, or one call of a golden. S
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,13 +15,20 @@ _open: list[str] = []
 
 @contextmanager
 def step(words: str) -> Iterator[None]:
-    """Context of a step; words: "a call of its golden"."""
+    """Context of a step; words: "a call of its golden".
+
+    A KeyboardInterrupt becomes a RuntimeError in a process that ignores Ctrl-C, because only this code can raise it.
+    """
     outermost = not _open
     _open.append(words)
     try:
         if outermost:
             _tell(words)
         yield
+    except KeyboardInterrupt as error:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            raise
+        raise RuntimeError("it raised KeyboardInterrupt").with_traceback(error.__traceback__) from error
     finally:
         _open.pop()
         if outermost:

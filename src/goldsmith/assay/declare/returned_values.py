@@ -10,6 +10,10 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 
+_BASES = ("y", "z", "out", "result")
+_LAST = "my_result"  # where all of these are names of something else
+BARE = (*_BASES, f"{_LAST}0")  # names of a result that is one tensor
+
 
 class UnusableResult(Exception):
     """The candidate returned a tensor without numbers, which is its own fault."""
@@ -71,11 +75,11 @@ def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collect
 
 def _free(count: int, several: bool, unavailable: Collection[str]) -> tuple[str, ...]:
     """Unused names for results: y, or y0, y1, ... for several, or the next free base name."""
-    for base in ("y", "z", "out", "result"):
+    for base in _BASES:
         names = tuple(f"{base}{i}" for i in range(count)) if several else (base,)
         if not any(n in unavailable or f"grad_{n}" in unavailable for n in names):
             return names
-    return tuple(f"my_result{i}" for i in range(count))
+    return tuple(f"{_LAST}{i}" for i in range(count))
 
 
 def _is_number(value: object) -> bool:

@@ -271,5 +271,5 @@ class Material:
     def cotangent(self, name: str, like: Tensor, power: int = 0) -> Tensor:
         """2^power * N(0, 1) in the output's dtype, equal in every run and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
-        drawn = torch.randn(like.shape, generator=generator).to(like.dtype)
+        drawn = torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like.dtype)
         return (drawn * 2.0**power if power else drawn).to(like.device, non_blocking=like.is_cuda)

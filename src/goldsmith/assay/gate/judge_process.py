@@ -74,6 +74,9 @@ class CandidateJudge:
             problem = self._problem(request["problem"])
         except BadProblem as error:
             return Verdict(REFUSED, "problem", candidate.name, evidence=[str(error)]).to_json()
+        except RuntimeError as error:  # of a step that raised KeyboardInterrupt
+            text = f"{request['problem']['where']}: {error}"
+            return Verdict(REFUSED, "problem", candidate.name, evidence=[text]).to_json()
         try:
             options = GateOptions.from_json(request["options"])
             verdict = next(iter(judge_all([candidate], problem, options=options)))

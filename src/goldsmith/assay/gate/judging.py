@@ -26,6 +26,7 @@ from ..declare.binding import parameters
 from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
+from ..probes import decisions
 from ..report.check_report import Report
 from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
 from .backward_offer import offers_backward
@@ -47,6 +48,7 @@ from .tricks.scalars import other_scalars
 from .tricks.sizes import undeclared
 from .tricks.source import SourceFacts
 from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
+from .weight_matching import UNPLACED
 
 _SENTENCES = 8  # of evidence
 SANDBOXES = ("auto", "namespaces")
@@ -169,6 +171,8 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if verdict.status in (WRONG, CRASHED):
         remarks = [str(what[0]) for kind, *what in process.seen if kind == "remark"]
         verdict.evidence = [*remarks, *_lacks_parameters(process, problem), *verdict.evidence]
+        if UNPLACED in remarks:
+            verdict.status, verdict.reason = REFUSED, "unmatched_weights"
     if verdict.reason == "missing_package":
         verdict.evidence = [_file_beside(candidate, verdict.evidence[0]) or verdict.evidence[0]]
     imported = reasons.judge_imported(process.seen)
@@ -289,6 +293,7 @@ def _examined(
     """The verdict of the assay: on the declared cases, then on sizes and scalars that the problem does not declare."""
     whole = _target(problem, process)
     target = _judged_target(whole, problem, options, seed)
+    remarks: list[str] = []
     selected = catalogue.select(options.probes)
     quick = catalogue.select("quick")
     for beyond, cases, probes in (
@@ -298,6 +303,7 @@ def _examined(
     ):
         with remembering(problem.known):
             report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
+        remarks += [n.text for n in report.notes if n.id == decisions.UNDETERMINED]
         if not beyond or report.verdict == FAIL and not _refuses(failing):
             verdict = _verdict(report, failing, process, beyond)
             if not verdict.ok:
@@ -315,8 +321,8 @@ def _examined(
             return Verdict(CHEATING, "plain_torch", evidence=[f"{why}, and the problem asks for a kernel"])
     if target.backward is None and whole.backward is not None and offers_backward(whole, options.device, seed):
         return Verdict(CHEATING, "call_count", evidence=["it has a backward now, and had none in its first call"])
-    late = late_writes.evidence(process)
-    return Verdict(CHEATING, "late_write", evidence=late[:_SENTENCES]) if late else Verdict(ACCEPTED)
+    late = late_writes.evidence(process)[:_SENTENCES]
+    return Verdict(CHEATING, "late_write", evidence=late) if late else Verdict(ACCEPTED, evidence=remarks[:_SENTENCES])
 
 
 def _refuses(failing: Sequence[Examination]) -> bool:

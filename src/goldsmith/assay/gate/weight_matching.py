@@ -49,6 +49,11 @@ class Weight:
                         yield cls.of(state, name, part, (axis, start, length))
 
 
+UNPLACED = (
+    "it cannot be judged: it has parameters of its own, and not all weights of the model have a place in its parameters"
+)
+
+
 @dataclass(frozen=True)
 class Block:
     """A weight, or a part of one, with its axes permuted, and then in another shape."""
@@ -95,12 +100,14 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
     rest = [w for w in weights if w.part is None and w.state not in by_name]
     repackings: dict[str, Repacking] = {}
     others = list[str]()  # parameters that no weights make
+    misfits = list[Weight]()  # whose parameter has another shape
     for name, weight in by_name.items():
         shape = tuple(own[name].shape)
         repacking = _repacking(own[name], [weight], [weight])
         if repacking is None and shape != weight.shape:
             repacking = _repacking(own[name], rest, weights)
             others += [] if repacking else [f"{name} {list(shape)}"]
+            misfits += [] if repacking else [weight]
         whole = Block(weight, tuple(range(len(weight.shape))), weight.shape)
         repackings[name] = repacking or Repacking((whole,), 0, own[name].is_contiguous())
         rest = [w for w in rest if w.name not in {b.weight.name for b in repackings[name].blocks}]
@@ -111,7 +118,7 @@ def matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[st
             rest = [w for w in rest if w.name not in {b.weight.name for b in repacking.blocks}]
         elif name in parameters:
             others.append(f"{name} {list(own[name].shape)}")
-    remarks = []
+    remarks = [UNPLACED] if others and (rest or misfits) else []
     if others and weights:
         remarks.append(
             f"its parameter {_listed(others)} is not made of the model's weights: it equals none of them, and no "

@@ -25,7 +25,7 @@ from ..execute.tracer import Tracer
 from ..noise import ensemble, exponent_rounding, jitter
 from ..support import deadline, memory_errors
 from ..support.output_gradients import gradients_of
-from . import kinks, nearby_inputs, self_check
+from . import choice_operators, kinks, nearby_inputs, other_answers, self_check
 from .creation_order import CreationOrder
 from .golden_error import GoldenError, golden_errors
 from .golden_tensor import GoldenTensor
@@ -55,7 +55,7 @@ class GoldenResults:
         self.counts: dict[str, int] = {}
         self.decisions_used: set[str] = set()  # decisions that stages of the golden returned
         self.outputs: tuple[str, ...] = ()  # names that the golden returned
-        self.order: list[str] = []  # stages, outputs, backward stages and gradients, as the golden computes them
+        self.order: list[str] = []  # stages, outputs, gradients and their stages, as the golden computes them
         self.differentiable: frozenset[str] = frozenset()  # its outputs that a gradient can flow into
         self.leaves = {n: self_check.exact(t) for n, t in material.inputs.items()}
         self.leaves.update({f"grad_{n}": self_check.exact(t) for n, t in run.cotangents.items()})
@@ -88,7 +88,7 @@ class GoldenResults:
         sent = [n for n in run.cotangents if gradients]
         wanted = target.wanted_grads(self.material.inputs) if target.backward is not None and gradients else ()
         tracer = Tracer(live=True, substitute=self.decisions, store=self._store)
-        with torch.enable_grad(), listening(tracer):
+        with torch.enable_grad(), listening(tracer), choice_operators.replaced(self.decisions):
             placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
             supply = self.material.ordered(placed)
             stores = self._stores_early if early else {}
@@ -170,8 +170,7 @@ class GoldenResults:
             result = target.bound("golden_backward", names)(names)
             named_grads = name_gradients(result, wanted, "golden_backward")
             return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in named_grads.items()}
-        stages = dict(tracer.graph)
-        results = {**stages, **named}  # an output of the candidate may be a stage of the golden
+        stages, results = dict(tracer.graph), {**tracer.graph, **named}  # an output may be a stage of the golden
         able = [n for n in fitting if n in results and results[n].requires_grad]
         sources = {**{n: supply[n] for n in wanted}, **{n: t for n, t in stages.items() if n not in wanted}}
         if not able:
@@ -192,9 +191,7 @@ class GoldenResults:
         """The golden in float64."""
         if "bounded" in self.__dict__:
             return {n: b.value for n, b in self.bounded.items()}
-        self._count("plain")
-        with golden_errors(), self_check.default_dtype(torch.float64):
-            return self.evaluate(self.leaves)
+        return self.plain
 
     @cached_property
     def plain(self) -> dict[str, Tensor]:
@@ -309,14 +306,6 @@ class GoldenResults:
                 self._written[own] = {}
         return self._written[own]
 
-    def in_its_own_run(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
-        """Mask of the elements for which `there` holds in an unmodified run, in either precision."""
-        runs = [r[name] for r in (self.unmodified(True), self.unmodified(False)) if name in r]
-        mask = torch.zeros_like(self.values[name], dtype=torch.bool)
-        for run in runs:
-            mask |= there(run) if run.shape == mask.shape else False
-        return mask
-
     @cached_property
     def second_ensemble(self) -> list[dict[str, Tensor]]:
         """A second ensemble of legal runs; for a "tf32" target its first half keeps all bits of the factors."""
@@ -337,7 +326,15 @@ class GoldenResults:
     def nearby(self) -> dict[str, Tensor]:
         self._count("plain", nearby_inputs.DRAWS)
         with golden_errors(), self_check.default_dtype(torch.float64):
-            return nearby_inputs.moves(self._decided().evaluate, self.leaves, self.values, self.compute)
+            decided = self if self.decisions else self._decided()
+            return nearby_inputs.moves(decided.evaluate, self.leaves, self.values, self.compute)
+
+    @cached_property
+    def nudged(self) -> Runs:
+        """The golden in float64 on inputs that move by a hair, so that equal ones differ."""
+        self._count("plain", other_answers.NUDGES)
+        with golden_errors(), self_check.default_dtype(torch.float64):
+            return other_answers.nudged_runs(partial(self.evaluate, gradients=False), self.leaves)
 
     @cached_property
     def exponent_rounding(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from . import object_words
-from .known_modules import namespace
+from .known_modules import SET_BY_TORCH, namespace
 
 _OURS = "goldsmith"
 _OWNERS = (
@@ -70,6 +70,7 @@ class KnownFunctions:
             (owner, attribute, value, _body(value), f"{name}.{attribute}")
             for name, owner in _owners()
             for attribute, value in list(vars(owner).items())
+            if f"{name}.{attribute}" not in SET_BY_TORCH
             if callable(value)
             or isinstance(value, staticmethod | classmethod | property)
             or name in _OWNERS
@@ -98,7 +99,8 @@ class KnownFunctions:
                 functions[name] = owner, attribute
         for name, owner, attributes in self.classes:
             for attribute in vars(owner).keys() - attributes:
-                if any(attribute in vars(base) for base in owner.__mro__[1:]) and not attribute.startswith("__"):
+                bases = owner.__mro__[1:-1] if attribute.startswith("__") else owner.__mro__[1:]  # not `object`
+                if any(attribute in vars(base) for base in bases) and not _of_a_library(vars(owner)[attribute]):
                     functions[f"{name}.{attribute}"] = owner, attribute
         if not functions:  # what a library replaced is no longer looked at one by one
             self.present = self._present()

@@ -19,6 +19,7 @@ from .object_words import PARTS
 _OURS = "goldsmith"
 _OUR_FOLDER = os.sep + os.path.join("goldsmith", "")
 _REWRITTEN = "triton.language"  # Triton's interpreter puts functions of its own and of Python there
+SET_BY_TORCH = ("torch.Storage",)  # set_default_dtype replaces it
 _IMMUTABLE = 1 << 8  # flag of classes whose attributes cannot be set
 _KINDS = (
     staticmethod, classmethod, property, types.GetSetDescriptorType, types.MemberDescriptorType, types.ModuleType,
@@ -75,7 +76,7 @@ class KnownModules:
     def _differences(self, space: _Namespace, own: str) -> Iterator[str]:
         rewritten = space.name.startswith(_REWRITTEN)
         for name, value in space.known.items():
-            now = space.values.get(name, value)
+            now = value if f"{space.name}.{name}" in SET_BY_TORCH else space.values.get(name, value)
             if now is not value and _is_own(now, own) or not rewritten and not self._lawful(now, value):
                 yield f"{space.name}.{name}"
         for name in space.values.keys() - space.names if space.names is not None else ():

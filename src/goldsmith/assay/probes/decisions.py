@@ -1,7 +1,7 @@
 """Judges discrete results (top-k choices, signs); the golden then continues with the candidate's legal ones.
 
-A chosen score s_c is legal if s_c + e_c >= s_j - e_j for every score s_j that was not chosen (e: rounding bounds).
-A row whose choice differs from the golden's and is legal is a tie: a note, never a failure.
+Choices are legal as golden/legal_choices.py says. A row whose choice differs from the golden's and is legal is a tie: a
+note, never a failure. That holds for results that are not declared as well, where the golden's is an operator's index.
 """
 
 from __future__ import annotations
@@ -16,15 +16,52 @@ from ...core.tracing import TargetError
 from ..bounds.bounded import SLACK, Bounded
 from ..declare.decisions import Given, Sign, TopK
 from ..execute.records import CandidateRun
+from ..golden import other_answers
 from ..golden.golden_results import GoldenResults
+from ..golden.legal_choices import Illegal, illegal, undeclared
 from ..judge.examination import Examination, decided
 from ..report.results import CERTAIN, SYSTEMATIC
 
 NAME = "decisions"
+UNDETERMINED = "undetermined"  # id of the note on a result that could be any other in a case
+MOSTLY = 0.5  # share of a result's elements that rounding changes, from which a note says so
+
+
+def determined(examination: Examination, reference: GoldenResults, label: str, name: str, tensor: Tensor) -> Tensor:
+    """Whole numbers or flags, with the golden's in place of those that rounding may change to what they are."""
+    golden = reference.bounded[name].value
+    if tensor.shape != golden.shape or torch.equal(tensor.double(), golden):
+        return tensor
+    runs = [r[name].to(golden.device) for r in (*reference.nudged, *reference.jittered) if name in r]
+    runs = [r for r in runs if r.shape == golden.shape]
+    mask = other_answers.answered(tensor, golden, runs)
+    if label == "values" and float(other_answers.undetermined(golden, runs).double().mean()) > MOSTLY:
+        text = f"{name}: rounding changes most of its elements in {examination.label}, so several are right there"
+        examination.note(UNDETERMINED, name, text)
+    if bool(mask.any()):
+        text = f"{int(mask.sum())} of {mask.numel()} elements of {name} are what the golden gives"
+        examination.note("tie", name, f"{text} after one more rounding, or where equal inputs differ by a hair")
+    return torch.where(mask, golden.to(tensor.dtype), tensor)
 
 
 def settle(examination: Examination, run: CandidateRun, plain: GoldenResults) -> GoldenResults:
     """The golden's results, computed with the candidate's legal decisions in place of its own."""
+    return with_undeclared(examination, run, _with_declared(examination, run, plain))
+
+
+def with_undeclared(examination: Examination, run: CandidateRun, plain: GoldenResults) -> GoldenResults:
+    """The golden's results with the candidate's legal choices in results that are no declared decisions."""
+    first = run is examination._first
+    choices = undeclared(plain, run, alike=first)
+    for name in choices.tied if first else ():
+        text = f"{name}: all scores tie in every row of {examination.label}, so any choice is right there"
+        examination.note(UNDETERMINED, name, text)
+    if not choices.others:
+        return plain
+    return examination.references(plain.material, run, {**plain.decisions, **choices.others})
+
+
+def _with_declared(examination: Examination, run: CandidateRun, plain: GoldenResults) -> GoldenResults:
     legal: dict[str, Tensor] = {}
     for name, decision in examination.target.decisions.items():
         choice = _candidate_decision(examination, name, run)
@@ -106,28 +143,15 @@ def _topk(examination: Examination, name: str, decision: TopK, choice: Tensor, o
         return own
     if not index.numel():
         return choice
-    length = value.shape[-1]
-    outside = (index < 0) | (index >= length)
-    inside = index.clamp(0, max(length - 1, 0))
-    repeated = inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & ~outside.any(-1)
-    wrong = outside.any(-1) | repeated
-    if decision.ordered:
-        best = value.gather(-1, inside) + bound.gather(-1, inside)
-        least = value.gather(-1, inside) - bound.gather(-1, inside)
-        wrong |= (best[..., :-1] < least[..., 1:]).any(-1)
-    chosen = torch.zeros_like(value, dtype=torch.bool).scatter_(-1, inside, True)
-    worst_in = torch.where(chosen, value + bound, torch.full_like(value, math.inf)).amin(-1)
-    best_out = torch.where(chosen, torch.full_like(value, -math.inf), value - bound).amax(-1)
-    wrong |= worst_in < best_out
-    wrong &= ~torch.isnan(value).any(-1)
-    _report_topk(examination, name, index, golden, wrong, outside, repeated)
+    illegal_rows = illegal(index, value, bound, ordered=decision.ordered)
+    wrong, inside = illegal_rows.rows, index.clamp(0, max(value.shape[-1] - 1, 0))
+    _report_topk(examination, name, index, golden, illegal_rows)
     legal = torch.where(wrong.unsqueeze(-1), golden.to(index.device), inside).to(choice.dtype).movedim(-1, decision.dim)
     return legal.squeeze(decision.dim) if dropped else legal
 
 
-def _report_topk(
-    examination: Examination, name: str, index: Tensor, golden: Tensor, wrong: Tensor, outside: Tensor, repeated: Tensor
-) -> None:
+def _report_topk(examination: Examination, name: str, index: Tensor, golden: Tensor, illegal_rows: Illegal) -> None:
+    wrong, outside, repeated = illegal_rows.rows, illegal_rows.outside, illegal_rows.repeated
     rows = wrong.numel()
     if bool(wrong.any()):
         reason = "an index out of range" if bool(outside.any()) else "a score that loses"

@@ -24,7 +24,6 @@ from ..report.results import Finding
 from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
-CHOSEN = "; if it chooses among scores, so that ties are legal, declare decisions={{{!r}: assay.topk(scores=, k=)}}"
 OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
 LEFT_OUT = "the declarations that would allow rounding to 16 bits"
 SINGLE = 8  # stages of the golden that are tried one by one
@@ -44,9 +43,6 @@ def hint(
 
     scaled: the inputs have another magnitude, at which the golden itself may overflow in 16 bits.
     """
-    indices = tensor is not None and not tensor.is_floating_point() and tensor.dtype != torch.bool
-    if indices and name not in examination.target.decisions:
-        return Hint(CHOSEN.format(name))
     phrase = examination.hints.get(name, Hint())
     if not phrase.text and tensor is not None:
         text = _formula_hint(reference, name, tensor)  # the narrower hint of the two

@@ -90,11 +90,12 @@ def _agrees(examination: Examination, layout: str, names: list[str], *, report: 
             examination.raised(NAME, label, run)
         return False
     first = {n: t for n, _, t in examination.first.results()}
-    if all(same_bits(first.get(n), t) for n, _, t in run.results()):
+    changed = [t for n, _, t in run.results() if not same_bits(first.get(n), t)]
+    if not changed:
         return True
     before = list(examination.findings), dict(examination.maps)
     reference = examination.ref
-    if not examination.same_decisions(run):
+    if not examination.same_decisions(run) or any(t is not None and not t.is_floating_point() for t in changed):
         reference = decisions.settle(examination, run, examination.references(examination.material, run))
     noise, skip = "ensemble" in examination.selected, frozenset(examination.bad)
     failed = values.judge(examination, run, reference, NAME, label, noise=noise, repeat=how, skip=skip)

@@ -119,6 +119,15 @@ def off_kinks(examination: Examination, name: str, mask: Tensor, references: Gol
     return mask & ~references.kink(name) if bool(mask.any()) else mask  # each kink mask takes many runs of the golden
 
 
+def in_own_run(references: GoldenResults, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
+    """Mask of the elements for which `there` holds in an unmodified run of the golden, in either precision."""
+    runs = [r[name] for r in (references.unmodified(True), references.unmodified(False)) if name in r]
+    mask = torch.zeros_like(references.values[name], dtype=torch.bool)
+    for run in runs:
+        mask |= there(run) if run.shape == mask.shape else False
+    return mask
+
+
 def off_golden(
     examination: Examination, name: str, tensor: Tensor, references: GoldenResults, *, inputs_alone: bool = False
 ) -> Tensor:
@@ -131,7 +140,7 @@ def off_golden(
     out = ~(apart <= SLACK * now.bound) & torch.isfinite(now.value)
     infinite = out & ~torch.isfinite(tensor)
     if bool(infinite.any()):  # exp overflows in float32 where it does not in float64
-        out &= ~(infinite & references.in_its_own_run(name, lambda t: ~torch.isfinite(t)))
+        out &= ~(infinite & in_own_run(references, name, lambda t: ~torch.isfinite(t)))
         if not all(bool(torch.isfinite(t).all()) for t in references.values.values() if t.is_floating_point()):
             out &= ~infinite  # the golden divides by 0 or overflows, so another formula may do so at other elements
     return out & ~(apart <= rounding(examination, name, references, inputs_alone)) if bool(out.any()) else out
@@ -155,13 +164,13 @@ def rounding(examination: Examination, name: str, references: GoldenResults, inp
     if examination.target.formula == "any":
         zeros = golden.abs() < formula_rounding.lost(golden, compute, terms)
         size = torch.where(zeros, size.clamp(min=terms.of_zeros), size)
-    far = torch.zeros_like(golden)
+    far = torch.zeros_like(golden, dtype=torch.float64)
     generator = torch.Generator().manual_seed(examination.seed + 41)
     for _ in range(_DRAWS):
         perturbed = {n: _perturbed(t, compute, generator) for n, t in references.material.inputs.items() if _rounds(t)}
         material = references.material.with_inputs(perturbed)
         run = examination.references(material, references.run, references.decisions).values[name]
-        far = torch.maximum(far, (run - golden).abs().nan_to_num(0.0, 0.0, 0.0))
+        far = torch.maximum(far, (run.double() - golden).abs().nan_to_num(0.0, 0.0, 0.0))
     return 2 * far if inputs_alone else torch.maximum(unit * size, 2 * far)
 
 

@@ -25,7 +25,7 @@ from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import decisions, hints, reach, scaling_exact, values
 from .layouts import REFUSALS
-from .slices import changeable, far, own_decisions
+from .slices import changeable, far, own_decisions, own_results
 
 NAME = "scaling"
 OFFSET = 128.0
@@ -198,7 +198,7 @@ def _plant_special(examination: Examination, label: str, value: float, is_specia
         return
     if examination.raised(NAME, label, run):
         return
-    golden = examination.references(material, run, own_decisions(examination, run))
+    golden = own_results(examination, material, run)
     leaks: dict[str, Tensor] = {}
     swallowed: dict[str, Tensor] = {}
     for name, _, tensor in run.results():
@@ -229,7 +229,7 @@ def _report_leaks(
     for name, mask in leaks.items():
         honest = golden.honest.get(name)
         mask = mask if honest is None else mask & ~is_special(honest)
-        mask = mask & ~golden.in_its_own_run(name, is_special)
+        mask = mask & ~reach.in_own_run(golden, name, is_special)
         if not bool(mask.any()):
             continue
         declared = set(_changed_elements(examination)) <= set(examination.target.holds_nan)
@@ -271,7 +271,7 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
         material = changed(times)
         run = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
         tensor = None if run.error is not None else {n: t for n, _, t in run.results()}.get(name)
-        return tensor, examination.references(material, run, own_decisions(examination, run))
+        return tensor, own_results(examination, material, run)
 
     actual, references = outcome(1.0)
     if actual is not None and not _can_be_stored(references):
@@ -313,7 +313,7 @@ def _report_swallowed(
     golden's formula. So is 0 * NaN in the gradient of an unchosen row, although a finite number there would change the
     choice (`zero_times_nan`).
     """
-    swallowed = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in swallowed.items()}
+    swallowed = {n: mask & ~reach.in_own_run(golden, n, torch.isfinite) for n, mask in swallowed.items()}
     if any(n.endswith(".grad") and bool(mask.any()) for n, mask in swallowed.items()):
         # excludes NaN that only a product with zero causes
         zero_times = zero_times_nan.gradients(golden.evaluate, golden.leaves)

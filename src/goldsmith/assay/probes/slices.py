@@ -12,6 +12,7 @@ from ..execute.records import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge.examination import Examination, decided
+from .decisions import with_undeclared
 
 NAME = "taint"
 
@@ -96,7 +97,7 @@ def run_changed(examination: Examination, material: Material, label: str) -> tup
     run = examination.execute(NAME, label, material=material, look=False)
     if run.error is not None:  # a candidate may refuse NaN, or numbers out of range
         return None
-    return run, examination.references(material, run, own_decisions(examination, run))
+    return run, own_results(examination, material, run)
 
 
 def nan_masks(
@@ -122,6 +123,12 @@ def far(t: Tensor) -> float:
     """
     finite = torch.where(t.isfinite(), t, 0.0)
     return min(float(finite.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
+
+
+def own_results(examination: Examination, material: Material, run: CandidateRun) -> GoldenResults:
+    """The golden's results for the candidate's own decisions, and for its legal choices that are not declared."""
+    results = examination.references(material, run, own_decisions(examination, run))
+    return with_undeclared(examination, run, results)
 
 
 def own_decisions(examination: Examination, run: CandidateRun) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ def _second_opinion(
         _report_missing(examination, part, name, silent & still, tensor, references)
         leaking &= references.values[name] == examination.ref.values[name]
         if bool(leaking.any()):  # torch's convolution multiplies its padding, so NaN spreads there
-            leaks[name] = leaking & ~with_nan.in_its_own_run(name, torch.isnan)
+            leaks[name] = leaking & ~reach.in_own_run(with_nan, name, torch.isnan)
     leaks = {n: mask for n, mask in leaks.items() if bool(mask.any())}
     label = f"taint:finite({part.text})"
     reached = (

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..bounds.bounded import unit_roundoff
+from ..declare.returned_values import BARE
 from ..execute.records import CandidateRun, Material, RunSettings
-from ..golden.golden_error import GoldenError
+from ..golden.golden_error import GoldenError, golden_errors
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
@@ -20,6 +21,7 @@ from ..judge.examination import Ended, Examination
 from ..noise import formula_rounding
 from ..report.results import CERTAIN, STATISTICAL, Finding
 from ..support.stage_tiles import join_pieces
+from ..support.torch_settings import default_dtype
 from . import decisions, hints, maps
 
 GROSS = 0.05
@@ -35,6 +37,7 @@ def run(examination: Examination) -> None:
         examination.raised("values", "values", first)
         raise Ended("the candidate raised")
     _check_names(examination, plain)
+    _check_structure(examination, plain)
     examination.target.check_names(examination.material.supply, first.names, tuple(plain.bounded))
     examination.ref = decisions.settle(examination, first, plain)
     examination.look("values", first)
@@ -124,6 +127,8 @@ def judge(
         reported = _reported_elements(examination, run, name)
         if reported is not None and tensor is not None and reported.shape == golden.shape:
             tensor = torch.where(reported, golden.to(tensor.dtype), tensor)
+        if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = decisions.determined(examination, reference, label, name, tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
         judgement, gross = look(name, tensor, against, confirm)
         if kind == "grad" and tensor is not None and (gross is not None or not judgement.ok):
@@ -260,6 +265,23 @@ def _check_names(examination: Examination, plain: GoldenResults) -> None:
                 f"outputs: the candidate returns {name!r}, but the golden has no output or stage of that name; "
                 f"it has: {names}"
             )
+
+
+def _check_structure(examination: Examination, plain: GoldenResults) -> None:
+    """Report a tuple, list or dict that holds one tensor, if no outputs are declared and the golden returns the tensor.
+
+    Whoever calls the candidate in the golden's place gets something else than a tensor.
+    """
+    target, names = examination.target, examination.first.names
+    if target.outputs is not None or len(names) != 1 or names[0] in BARE:
+        return
+    supply = examination.material.ordered({n: plain.leaves[n] for n in examination.material.inputs})
+    with golden_errors(), default_dtype(torch.float64), torch.no_grad():
+        alone = isinstance(target.bound("golden", supply)(supply), Tensor)
+    if alone:
+        text = "the candidate returns a tuple, list or dict that holds one tensor, where the golden returns the tensor"
+        examination.find(CERTAIN, "values", names[0], text, kind="structure")
+        raise Ended("the candidate's result has another structure than the golden's")
 
 
 def _expected(examination: Examination, run: CandidateRun, reference: GoldenResults) -> set[str]:

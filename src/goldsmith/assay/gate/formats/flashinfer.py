@@ -97,7 +97,8 @@ def read(path: Path, text: str, *, workloads: Path | None = None, backward: Any 
         )
     reference.look_for_roundings(_smallest(cases))
     narrow = {t.dtype: t.name for t in reversed(definition.inputs) if t.dtype in ("float16", "bfloat16")}
-    stored = {stage: narrow[dtype] for stage, dtype in reference.roundings.items() if dtype in narrow}
+    stored = {stage: narrow[dtype] for stage, dtype in reference.roundings.values() if dtype in narrow}
+    stored |= {stage: name for stage in reference.products.values() for name in [*narrow.values()][:1]}
     return Problem(
         reference.golden(tuple(t.name for t in definition.inputs)),
         cases,

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from ....core.tracing import TargetError
+from ...declare.problem_steps import step
 from ..bad_problem import BadProblem
 from ..candidate_call import DTYPES
 from ..problem import Problem
@@ -135,7 +136,8 @@ def imported(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     sys.path.append(folder)
     try:
-        spec.loader.exec_module(module)
+        with step("its import"):
+            spec.loader.exec_module(module)
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""
         raise BadProblem(f"{path.name} does not parse: {line}{error.msg}") from None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun, Material
 from ...judge.examination import Examination
-from ...probes import values
+from ...probes import decisions, values
 from ..isolation.candidate_process import CandidateProcess
 from .impossibility import Impossible
 from .requests import timed_results
@@ -60,7 +60,7 @@ def _judge(examination: Examination, given: Material, salt: int, outputs: Mappin
     run = CandidateRun(names=tuple(outputs), outputs=dict(outputs))
     inputs = varied(given.inputs, salt)
     material = replace(given, inputs=inputs, target=replace(given.target, backward=None))
-    reference = examination.references(material, run)
+    reference = decisions.with_undeclared(examination, run, examination.references(material, run))
     bad = values.judge(examination, run, reference, "values", label, noise=False, repeat=None)
     if bad:
         text = examination.findings[-1].text if examination.findings else f"{', '.join(sorted(bad))} is wrong"
