@@ -75,7 +75,7 @@ def test_no_limit_on_the_problem_is_no_error(file):
 
 def test_a_problem_that_does_not_end_is_no_verdict_about_a_candidate_and_is_tried_once(tmp_path):
     endless = tmp_path / "endless.py"
-    endless.write_text(SOURCE.replace("    return torch", "    while True: pass\n    return torch"))
+    endless.write_text(SOURCE.replace("    return torch", "    __import__('time').sleep(600)\n    return torch"))
     pairs = [(ProblemSource(str(endless)), gate.Candidate(str(n), RIGHT)) for n in range(3)]
     with Judges(1, replace(OPTIONS, problem_seconds=3.0)) as judges:
         verdicts = list(judges.in_order(pairs))
