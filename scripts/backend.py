@@ -1,8 +1,9 @@
 """The build backend: scikit-build-core, which also builds the native library for an editable install.
 
 pip and uv call these functions (pyproject.toml names this file). An editable install runs the checkout's own files, so
-its library is the one that scripts/native.py builds in the checkout. Without a compiler the install succeeds; goldsmith
-then warns when it would have used the library.
+its library is the one that scripts/native.py builds in the checkout. Where `make` builds it at the same time, this
+backend does not wait for it, because pip installs no package before its answer. Without a compiler the install
+succeeds; goldsmith then warns when it would have used the library.
 """
 
 import shutil
@@ -47,7 +48,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    if native.supported():
+    if native.supported() and not native.under_way():
         try:
             native.build()
         except native.Failed as error:

@@ -62,6 +62,18 @@ def fresh(variant: str = "release") -> bool:
     return place(variant).exists() and built_from(variant) == sources()
 
 
+def under_way() -> bool:
+    """Whether another process is building it now: that one will say so where it fails."""
+    try:
+        with open(f"{folder('release')}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def build(variant: str = "release") -> Path:
     build_folder, at = folder(variant), place(variant)
     build_folder.parent.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ from goldsmith.assay.bounds import running_errors
 from goldsmith.assay.noise import ensemble
 from goldsmith.assay.probes import values
 from goldsmith.assay.report.html.view import case_states, worst_ratio
+from turns import by_turns
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 514.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 430.69 MiB is "
@@ -19,13 +20,13 @@ WITHOUT_NVML = (
     'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
     'CUDACachingAllocator.cpp":1135, please report a bug to PyTorch.'
 )
-NO_MEMORY = [
-    (RuntimeError(WITHOUT_NVML), "out of memory"),
-    (torch.OutOfMemoryError(CUDA_TEXT), "out of memory, 514.00 MiB more were needed"),
-    (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), "out of memory, 8000 bytes more were needed"),
-    (MemoryError(), "out of memory"),
-    (torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"), "out of memory"),
-]
+NO_MEMORY = {
+    "container": (RuntimeError(WITHOUT_NVML), ""),
+    "card": (torch.OutOfMemoryError(CUDA_TEXT), ", 514.00 MiB more were needed"),
+    "cpu": (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), ", 8000 bytes more were needed"),
+    "numpy": (MemoryError(), ""),
+    "driver": (torch.AcceleratorError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"), ""),
+}
 
 
 @assay.case(T=[3, 5, 7])
@@ -42,9 +43,10 @@ def short_of(error, fn, when=lambda x: True):
     return limited
 
 
-@pytest.mark.parametrize("error, message", NO_MEMORY, ids=["container", "card", "cpu", "numpy", "driver"])
-@pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
-def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, message):
+@pytest.mark.parametrize("of, where", by_turns([*NO_MEMORY], ["golden", "analysis", "drawing"]))
+def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, of, where):
+    error, more = NO_MEMORY[of]
+    message = f"out of memory{more}"
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
     if where == "golden":
         golden = short_of(error, plain_sum)
@@ -121,7 +123,7 @@ def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(m
         monkeypatch.setattr(
             ensemble,
             "legal_runs",
-            lambda *args, k, **options: _raise(NO_MEMORY[0][0]) if k == 1 else legal(*args, k=k, **options),
+            lambda *args, k, **options: _raise(NO_MEMORY["container"][0]) if k == 1 else legal(*args, k=k, **options),
         )
     else:
         judge = values.judge
@@ -129,7 +131,9 @@ def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(m
             values,
             "judge",
             lambda s, *args, **o: (
-                (judge(s, *args, **o), _raise(NO_MEMORY[0][0])) if args[2] == "scaling" else judge(s, *args, **o)
+                (judge(s, *args, **o), _raise(NO_MEMORY["container"][0]))
+                if args[2] == "scaling"
+                else judge(s, *args, **o)
             ),
         )
     short = assay.check(kernel, raises=False, probes=("values", "scaling"))

@@ -31,7 +31,7 @@ def without_times(path):
 
 def test_a_killed_batch_goes_on_and_ends_like_an_unbroken_one(folder):  # noqa: F811
     (folder / "made/before.py").write_text(RIGHT.replace(" * w", ""))
-    (folder / "made/slow.py").write_text("def candidate(x, w):\n    while True: pass\n")
+    (folder / "made/slow.py").write_text("import time\n\ndef candidate(x, w):\n    time.sleep(600)\n")
     out = folder / "out.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-m", "goldsmith", "gate", "made", *OPTIONS, "--json", "out.jsonl"],

@@ -28,7 +28,13 @@ def run(*arguments):
     return CliRunner().invoke(app, [*arguments])
 
 
-@pytest.mark.parametrize("options", [[], ["--torch"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.sweep(5, part=3)),
+        pytest.param(["--torch"], marks=pytest.mark.sweep(5, part=1)),
+    ],
+)
 def test_the_commands_that_it_names_pass(options):
     written = run("new", "my_norm", *options, "--json")
     assert written.exit_code == 0, written.output

@@ -365,6 +365,7 @@ never = assay.Target(lambda x: x * 2, golden_of(True), cases=rows, backward=None
 """
 
 
+@pytest.mark.sweep(5, part=0)
 def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not_run(tmp_path, monkeypatch):
     (tmp_path / "short_of_memory.py").write_text(SHORT)
     monkeypatch.chdir(tmp_path)

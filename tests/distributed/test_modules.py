@@ -101,7 +101,9 @@ def test_a_pipeline_of_two_stages_is_certified(pools):
     certify(pools(2), stages.pipelined, stages.plain_model, values, (*NAMES, *stages.OF_HEAD))
 
 
-@pytest.mark.parametrize("style", ["experts", "fsdp"])
+@pytest.mark.parametrize(
+    "style", [pytest.param(s, marks=pytest.mark.sweep(2, part=n)) for n, s in enumerate(("experts", "fsdp"))]
+)
 def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_three(style, pools, tmp_path):
     saved, other = pools(2).run(checkpoints.save, [(str(tmp_path), style)] * 2)
     assert saved.keys() == other.keys() and not any("base" in name and "experts" in name for name in saved)

@@ -8,7 +8,7 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo_kernels.py"
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(4, part=2)
 def test_a_toy_model_learns_to_write_the_kernel(tmp_path):
     pytest.importorskip("trl", reason="needs trl: pip install trl")
     spec = importlib.util.spec_from_file_location("grpo_kernels", EXAMPLE)

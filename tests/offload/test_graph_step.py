@@ -26,6 +26,7 @@ from offload.test_device import Simulation
 from offload.test_models_adapters import merged, saved
 from offload.test_step import FAMILIES, continued, plain_model, target
 from offload.whole_models import CALIBRATION, assert_same_text, padded, slots
+from turns import by_turns
 
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
 
@@ -61,8 +62,7 @@ def recorded(offloaded, count):
     return (step.experts.serving is None) is (count is ALL)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("count", [ALL, SOME, 0], ids=["all on the device", "some", "none"])
+@pytest.mark.parametrize("count, family", by_turns([ALL, SOME, 0], FAMILIES))
 def test_the_logits_of_a_recorded_step_are_the_models_in_float64(family, count):
     plain = plain_model(family, tie_word_embeddings=False)
     layers = plain.config.num_hidden_layers

@@ -10,6 +10,7 @@ from goldsmith.experts.moe.op import MOE
 from goldsmith.offload.engine import Engine
 from offload import stores
 from offload.goldens import K, decode, inputs, target
+from turns import by_turns
 
 LANES = ("cpu", "copied", "cached", "mixed")
 FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
@@ -46,8 +47,7 @@ def single(make, T):
     return inputs(make, T, k=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format, dtype", by_turns(FORMATS, [torch.float32, torch.bfloat16, torch.float16]))
 def test_mixed_lanes_hold_to_the_golden_in_every_format_and_dtype(store_of, format, dtype):
     store = store_of(format)
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes="mixed", exact=False, guard="off") as engine:

@@ -25,7 +25,7 @@ READ = (
         "CMakeLists.txt",
         "csrc/goldsmith.h",
     ),
-    *("scripts/setup.sh", "scripts/setup.py", "scripts/native.py"),
+    *("scripts/setup.sh", "scripts/setup.py", "scripts/native.py", "scripts/backend.py"),
 )
 # What a shell script may count on everywhere.
 ALWAYS = ("sh", "make", "dirname", "mkdir")
@@ -213,6 +213,30 @@ def test_the_native_library_is_built_again_only_when_its_sources_have_changed(ch
     library.unlink()
     set_up(checkout)
     assert (builds(checkout), library.exists(), len(installations(checkout))) == (3, True, 2)
+
+
+# Stands in for the build backend's part of `pip install --editable`: the library is built only after it has ended.
+INSTALLING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "scripts")
+import backend
+backend._build_editable = lambda *_: Path("editable").touch()
+backend.build_editable(".")
+"""
+WAITING_CMAKE = NOTING_CMAKE.replace(
+    "echo built", "n=0; until [ -e editable ]; do sleep 0.1; n=$((n+1)); [ $n = 100 ] && exit 1; done; echo built"
+)
+
+
+@pytest.mark.skipif(not LINUX_X86, reason="the native library is for Linux on x86-64")
+def test_pip_installs_while_the_library_is_built(checkout):
+    script(checkout / "installing.py", INSTALLING)
+    editable = f'case "$*" in *--editable*) sleep 1; exec "{sys.executable}" installing.py ;; esac\n'
+    script(checkout / ".venv/bin/python", NOTING_PYTHON + editable)
+    script(checkout / ".venv/bin/cmake", WAITING_CMAKE)
+    done = set_up(checkout)
+    assert (done.returncode, builds(checkout)) == (0, 1), done.stderr
 
 
 @pytest.mark.skipif(not LINUX_X86, reason="the native library is for Linux on x86-64")

@@ -93,6 +93,7 @@ def test_an_argument_that_is_not_a_target_is_refused():
         diagnose(layer(), budget_s=0)
 
 
+@pytest.mark.sweep(8, part=3)
 def test_the_smallest_case_keeps_stage_and_cause(monkeypatch):
     monkeypatch.setattr(driver, "_SMALLER", 50.0)  # a busy machine needs more than 7 s
     diagnosis = diagnose(layer("h"))

@@ -88,9 +88,13 @@ def _imported_from(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "right, wrong, operation",
-    [("square / x.shape[-1]", "square / x.shape[0]", "div"), ("x.pow(2)", "x.pow(3)", "pow"),
-     ("x * rstd * w", "x * rstd + w", "add"), ("+ eps", "- eps", "sub")],
-)  # fmt: skip
+    [
+        pytest.param("square / x.shape[-1]", "square / x.shape[0]", "div", marks=pytest.mark.sweep(4, part=0)),
+        pytest.param("x.pow(2)", "x.pow(3)", "pow", marks=pytest.mark.sweep(4, part=1)),
+        pytest.param("x * rstd * w", "x * rstd + w", "add", marks=pytest.mark.sweep(4, part=2)),
+        pytest.param("+ eps", "- eps", "sub", marks=pytest.mark.sweep(4, part=3)),
+    ],
+)
 def test_the_line_that_goes_wrong_first_is_named(tmp_path, right, wrong, operation):
     line = _traced(load(tmp_path, TORCH.replace(right, wrong, 1)).target)
     assert wrong in line.expression

@@ -118,7 +118,7 @@ def _returning(x, weight, eps):
     return namespace["run"](x, weight, eps)
 
 
-@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("returns", [pytest.param(r, marks=pytest.mark.sweep(2, part=int(r))) for r in (True, False)])
 def test_solutions_of_both_styles_are_judged(root, returns):
     sources = {"main.py": RETURNING} if returns else {"main.py": FILLING, "parts/norm.py": RETURNING + "\nnorm = run\n"}
     submission = loaded(root, solution(sources, returns=returns))
@@ -127,7 +127,7 @@ def test_solutions_of_both_styles_are_judged(root, returns):
     assert verdict.status == "accepted", verdict
 
 
-@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("returns", [pytest.param(r, marks=pytest.mark.sweep(2, part=1 - r)) for r in (True, False)])
 def test_a_function_of_the_other_style_is_refused_by_the_name_of_the_field(root, returns):
     sources = {"main.py": FILLING if returns else RETURNING, "parts/norm.py": f"{RETURNING}\nnorm = run\n"}
     submission = loaded(root, solution(sources, returns=returns))

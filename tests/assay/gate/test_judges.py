@@ -9,6 +9,7 @@ import pytest
 
 from goldsmith.assay import gate
 from goldsmith.assay.gate.formats.problem_source import ProblemSource
+from goldsmith.assay.gate.isolation.zygote_process import ZygoteProcess
 from goldsmith.assay.gate.judges import Judges
 from goldsmith.assay.gate.judging import GateOptions
 from goldsmith.assay.gate.kernel_reward import reward
@@ -38,12 +39,28 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def zygote():
+    """It imports once what all judges of this file need: two seconds of a processor."""
+    one = ZygoteProcess.start(threads=1)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def judging(zygote, monkeypatch):
+    """Judges that the zygote forks, and that leave it to the next test."""
+    monkeypatch.setattr(zygote, "close", lambda: None)
+    monkeypatch.setattr("goldsmith.assay.gate.judges._new_zygote", lambda: zygote)
+    return Judges
+
+
 @pytest.mark.sweep(2, part=0)
-def test_verdicts_come_in_order_from_several_judges(file):
+def test_verdicts_come_in_order_from_several_judges(file, judging):
     own = ProblemSource(str(file))
     bad = ProblemSource(str(file.parent / "nowhere.py"))
     sources = [RIGHT, WRONG, "def candidate(", RIGHT]
-    with Judges(2, OPTIONS) as judges:
+    with judging(2, OPTIONS) as judges:
         pairs = [(own, gate.Candidate(str(n), s)) for n, s in enumerate(sources)]
         found = list(judges.in_order([*pairs, (bad, gate.Candidate("4", RIGHT))]))
         pids = [p.pid for p in judges.processes]
@@ -54,8 +71,8 @@ def test_verdicts_come_in_order_from_several_judges(file):
 
 
 @pytest.mark.sweep(2, part=1)
-def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(file):
-    with Judges(1, replace(OPTIONS, seed=None)) as judges:
+def test_a_judge_that_dies_is_replaced_and_candidates_of_one_batch_share_a_seed(file, judging):
+    with judging(1, replace(OPTIONS, seed=None)) as judges:
         pairs = [(ProblemSource(str(file)), gate.Candidate(str(n), RIGHT)) for n in range(3)]
         verdicts = []
         for _, verdict in judges.run(pairs):
@@ -73,11 +90,11 @@ def test_no_limit_on_the_problem_is_no_error(file):
     assert verdict.ok
 
 
-def test_a_problem_that_does_not_end_is_no_verdict_about_a_candidate_and_is_tried_once(tmp_path):
+def test_a_problem_that_does_not_end_is_no_verdict_about_a_candidate_and_is_tried_once(tmp_path, judging):
     endless = tmp_path / "endless.py"
-    endless.write_text(SOURCE.replace("    return torch", "    while True: pass\n    return torch"))
+    endless.write_text(SOURCE.replace("    return torch", "    __import__('time').sleep(600)\n    return torch"))
     pairs = [(ProblemSource(str(endless)), gate.Candidate(str(n), RIGHT)) for n in range(3)]
-    with Judges(1, replace(OPTIONS, problem_seconds=3.0)) as judges:
+    with judging(1, replace(OPTIONS, problem_seconds=3.0)) as judges:
         verdicts = list(judges.in_order(pairs))
         starts = judges.processes
     assert [(v.status, v.reason, v.candidate) for v in verdicts] == [("refused", "problem", n) for n in "012"]

@@ -174,7 +174,10 @@ def test_dtypes_can_be_chosen(tmp_path):
     assert problem.cases[0].build(torch.bfloat16)["linear_weight"].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(d, marks=pytest.mark.sweep(2, part=n)) for n, d in enumerate((torch.bfloat16, torch.float16))],
+)
 def test_a_model_in_16_bits_rounds_between_its_layers(tmp_path, monkeypatch, dtype):
     problem = load_problem(written(tmp_path, LINEAR), dtypes=(dtype,))
     for source, verdict in ((NEW, "pass"), (NEW.replace("* self.scale", "* 1.02 * self.scale"), "fail")):
