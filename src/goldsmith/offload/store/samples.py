@@ -77,7 +77,7 @@ def _sampled_bytes(part: Tensor, rows: int, sampled: bool) -> bytes:
     whole = part if part.stride(1) == 1 or part.shape[1] < 2 else part.contiguous()
     data, size = whole.view(torch.uint8).numpy(), part.dtype.itemsize
     places = enumerate(_places(rows, part.shape[1]))
-    return b"".join(data[i if sampled else row, begin * size : end * size] for i, (row, begin, end) in places)
+    return b"".join(data[i if sampled else row, begin * size : end * size].tobytes() for i, (row, begin, end) in places)
 
 
 @functools.lru_cache(maxsize=256)

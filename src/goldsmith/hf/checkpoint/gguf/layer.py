@@ -66,7 +66,7 @@ class GgufLayer:
 
     def stored(self) -> tuple[tuple[str, memoryview], ...]:
         tensors = [*self._tensors.values(), *self._stored_biases]
-        return tuple((Type(t.tensor_type).name, memoryview(t.data.reshape(-1).view(np.uint8))) for t in tensors)
+        return tuple((Type(t.tensor_type).name, t.data.reshape(-1).view(np.uint8).data) for t in tensors)
 
     def _codes(self, projection: str, expert: int, rows: Sequence[int] | slice) -> Codes:
         tensor, shared = self._tensors[projection], self._format()
