@@ -95,10 +95,10 @@ gs_status gs_write_panels(const gs_panel_args* args) {
             if (!args->scales) continue;
             char* const scales = out + args->scales_at;
             if (args->rows_of_scale > 1)
-                std::memcpy(scales,
-                            static_cast<const char*>(args->scales) +
-                                panel * ROWS / args->rows_of_scale * args->scale_stride,
-                            size_t(args->groups * args->scale_bytes));
+                std::memcpy(
+                    scales,
+                    static_cast<const char*>(args->scales) + panel * ROWS / args->rows_of_scale * args->scale_stride,
+                    size_t(args->groups * args->scale_bytes));
             else if (args->scale_bytes == 1)
                 write_scales<uint8_t>(*args, panel, scales);
             else if (args->scale_bytes == 2)
