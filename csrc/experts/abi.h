@@ -92,3 +92,21 @@ GS_API gs_status gs_lane_ready(gs_lane* lane, int32_t threads);
 GS_API gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args, uint32_t* word, uint32_t value);
 GS_API gs_status gs_lane_end(gs_lane* lane, double* times);
 GS_API void gs_lane_free(gs_lane* lane);
+
+// The panels of one matrix and the row-major codes that they are written from; strides are in bytes from row to row.
+typedef struct {
+    size_t size;
+    const void* codes;
+    int64_t rows, code_bytes, code_stride;  // code_bytes: of the codes of a row
+    int64_t nibbles;                        // 1: four-bit codes, two in a byte
+    const void* scales;                     // null without scales
+    int64_t groups, scale_bytes, scale_stride;
+    int64_t rows_of_scale;  // 1, or 128 for fp8_block: rows that share a row of scales
+    const void* zeros;      // uint8; null without zero points
+    int64_t zero_stride;
+    void* out;
+    int64_t panels, panel_bytes, tiles, scales_at, zeros_at;
+} gs_panel_args;
+
+// Runs in the calling thread alone: callers pack experts in several threads.
+GS_API gs_status gs_write_panels(const gs_panel_args* args);

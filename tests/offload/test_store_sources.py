@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from experts.defaults import check
 from goldsmith import ShapeError, experts
 from goldsmith.offload import ExpertStore
-from goldsmith.offload.store import source_key
+from goldsmith.offload.store import source_key, writer
 from goldsmith.offload.store.source import FloatExpert
 from offload.stores import weights
 
@@ -90,7 +90,8 @@ def test_the_key_covers_every_piece_of_a_large_matrix():
         edited[name][at] = 1.0
         seen.add(key({0: edited}))
     assert len(seen) == 4
-    assert [len(piece) for piece in source_key._pieces(torch.zeros(600_000))] == [2**20, 2**20, 2_400_000 - 2**21]
+    pieces = source_key._pieces(memoryview(bytes(2_400_000)))
+    assert [len(piece) for piece in pieces] == [2**20, 2**20, 2_400_000 - 2**21]
 
 
 def test_the_key_covers_dtypes_and_the_borders_between_tensors():
@@ -116,3 +117,36 @@ def test_torch_defaults_change_nothing(tmp_path):
             return store.format, store.dequantize(0, 1)
 
     check(work)
+
+
+def test_threads_and_the_version_without_the_native_library_write_the_same_store(tmp_path, monkeypatch):
+    layers = {n: weights(E=9, seed=n, bias=True) for n in (3, 1)}
+    source = {n: experts.pack(**layer, format="int4") for n, layer in layers.items()}
+    stores = []
+    messages = []
+    for threads in (1, 5, 2):
+        monkeypatch.setattr(writer, "worth", lambda threads=threads: threads)
+        if threads == 2:
+            monkeypatch.setattr("goldsmith.experts.packed.panels.reason", lambda: "not built")
+        ExpertStore.build(
+            source, tmp_path / "s", overwrite=True, progress=lambda *what: messages.append(what[2])
+        ).close()
+        stores.append((tmp_path / "s").read_bytes())
+    assert stores[0] == stores[1] == stores[2]
+    assert messages == 3 * [f"writing layer {layer}, expert {e}" for layer in (3, 1) for e in range(9)]
+
+
+def test_an_expert_that_fails_in_a_thread_ends_the_build(tmp_path, monkeypatch):
+    source, plain = {0: packed("int4")}, writer.samples.digest
+    asked = []
+
+    def digest(expert):
+        asked.append(expert)
+        if len(asked) == 4:
+            raise MemoryError("no room")
+        return plain(expert)
+
+    monkeypatch.setattr(writer.samples, "digest", digest)
+    with pytest.raises(MemoryError, match="no room"):
+        ExpertStore.build(source, tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []

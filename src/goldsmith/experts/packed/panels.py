@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import byref, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...core.native import Structure, check, library, reason
 from .formats import FP8_BLOCK, Codes, Format
 
 ROWS = 16  # rows of a panel
@@ -80,9 +82,62 @@ def up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+class PanelArgs(Structure):
+    _c_name_ = "gs_panel_args"
+    _fields_ = [
+        ("size", c_size_t),
+        ("codes", c_void_p),
+        *((name, c_int64) for name in ("rows", "code_bytes", "code_stride", "nibbles")),
+        ("scales", c_void_p),
+        *((name, c_int64) for name in ("groups", "scale_bytes", "scale_stride", "rows_of_scale")),
+        ("zeros", c_void_p),
+        ("zero_stride", c_int64),
+        ("out", c_void_p),
+        *((name, c_int64) for name in ("panels", "panel_bytes", "tiles", "scales_at", "zeros_at")),
+    ]
+
+
 def write_matrix(layout: PanelFormat, place: LayoutSlice, panels: Tensor, matrix: Codes) -> None:
-    """Write the panels [panels, panel_bytes] of a matrix from its codes."""
-    fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
+    """Write the panels [panels, panel_bytes] of a matrix from its codes; on one thread, without the GIL."""
+    if panels.is_cpu and matrix.codes.is_cpu and reason() is None:
+        _write_natively(layout.kind, place, panels, matrix)
+    else:
+        _write_in_torch(layout.kind, place, panels, matrix)
+
+
+def _write_natively(fmt: Format, place: LayoutSlice, panels: Tensor, matrix: Codes) -> None:
+    if panels.shape != (place.panels, place.panel_bytes) or not panels.is_contiguous():
+        raise ValueError(f"panels are {list(panels.shape)}, expected [{place.panels}, {place.panel_bytes}] in a row")
+    codes, scales, zeros = (_adjacent(part) for part in (matrix.codes, matrix.scales, matrix.zeros))
+    if codes is None or len(codes) != place.rows:
+        raise ValueError(f"codes are {list(matrix.codes.shape)}, expected {place.rows} rows")
+    args = PanelArgs(
+        codes=codes.data_ptr(), rows=place.rows, code_bytes=codes.shape[1] * codes.dtype.itemsize,
+        code_stride=codes.stride(0) * codes.dtype.itemsize, nibbles=int(fmt.bits == 4), rows_of_scale=1,
+        out=panels.data_ptr(), panels=place.panels, panel_bytes=place.panel_bytes, tiles=place.tiles,
+        scales_at=place.scales_at, zeros_at=place.zeros_at,
+    )  # fmt: skip
+    if scales is not None:
+        args.rows_of_scale = FP8_BLOCK if fmt.name == "fp8_block" else 1
+        if scales.shape != (-(-place.rows // args.rows_of_scale), place.groups):
+            raise ValueError(f"scales are {list(scales.shape)}, expected {place.groups} groups of {place.rows} rows")
+        args.scales, args.groups, args.scale_bytes = scales.data_ptr(), place.groups, scales.dtype.itemsize
+        args.scale_stride = scales.stride(0) * scales.dtype.itemsize
+    if zeros is not None:
+        if zeros.shape != (place.rows, place.groups):
+            raise ValueError(f"zeros are {list(zeros.shape)}, expected [{place.rows}, {place.groups}]")
+        args.zeros, args.zero_stride = zeros.data_ptr(), zeros.stride(0)
+    check(library().gs_write_panels(byref(args)))
+
+
+def _adjacent(part: Tensor | None) -> Tensor | None:
+    """The tensor with the elements of a row next to each other; copied if they are not."""
+    return part if part is None or part.shape[1] < 2 or part.stride(1) == 1 else part.contiguous()
+
+
+def _write_in_torch(fmt: Format, place: LayoutSlice, panels: Tensor, matrix: Codes) -> None:
+    """The same bytes where the native library does not run."""
+    P, T, G = place.panels, place.tiles, place.groups
     codes = matrix.codes.contiguous()
     if codes.storage_offset() * codes.dtype.itemsize % torch.int32.itemsize:  # a view into another tensor
         codes = codes.clone()
@@ -136,20 +191,12 @@ def _by_panel(values: Tensor, panels: int) -> Tensor:
 
 
 def _gathered(words: Tensor) -> Tensor:
-    """The even nibbles of each word in its low half, the odd ones in its high half
-
-    In NumPy, on one thread: threads that share so small an array wait for each other where others use the cores.
-    """
-    import numpy as np
-
-    numbers = words.cpu().numpy().view(np.uint32)
+    """The even nibbles of each word in its low half, the odd ones in its high half"""
     halves = []
-    for part in (numbers & 0x0F0F0F0F, numbers >> 4 & 0x0F0F0F0F):
-        part |= part >> 4
-        part &= 0x00FF00FF
-        part |= part >> 8
-        halves.append(part & 0xFFFF)
-    return torch.from_numpy((halves[0] | halves[1] << 16).view(np.int32))
+    for part in (words & 0x0F0F0F0F, words >> 4 & 0x0F0F0F0F):
+        part = (part | part >> 4) & 0x00FF00FF
+        halves.append((part | part >> 8) & 0x0000FFFF)
+    return halves[0] | halves[1] << 16
 
 
 def _spread(words: Tensor) -> Tensor:

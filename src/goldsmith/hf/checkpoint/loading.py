@@ -52,7 +52,7 @@ def load_other_weights(
         if value is not None:
             instead = (replace or {}).get(name.rpartition(".")[0])
             # a copy: if the dtype is unchanged, `to` returns the mapped file's own pages, but parameters may be written
-            value = value.to(dtypes.of(name, tensor.dtype), copy=instead is None)
+            value = value.to(dtypes.of(name, tensor.dtype), copy=source.mapped and instead is None)
             module = _assign(model, name, value, tensor)
             if instead is not None and not any(own.is_meta for own in module.parameters(recurse=False)):
                 instead(module)

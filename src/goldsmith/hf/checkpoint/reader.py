@@ -60,6 +60,8 @@ class ModelCheckpoint:
         for name, key in conversions.rivals.items():
             self._check_alike(name, key)
 
+    mapped = True
+
     @property
     def method(self) -> str | None:
         """The quantisation, by transformers' name; None for plain weights."""

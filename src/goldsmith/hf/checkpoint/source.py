@@ -23,6 +23,7 @@ class WeightSource(Protocol):
     """The tensors of a checkpoint by the model's own names, each read when it is requested."""
 
     folder: Path
+    mapped: bool  # whether `get` may return pages of the mapped files
 
     @property
     def method(self) -> str | None:

@@ -16,7 +16,7 @@ from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import check_int8, chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
-from ...offload.store.source import Weights
+from ...offload.store.source import CodedExperts, Weights
 from ..checkpoint.experts import packed_from
 from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.foreign_errors import explained
@@ -128,10 +128,15 @@ def load(
     stored_format(checkpoint, specs, alike=True)
     warn_decoded(checkpoint, cpu_format, specs)
 
+    kept: dict[str, CodedExperts] = {}  # the key, the samples and the store each need them
+
     def read(layer: ExpertsLayer) -> Weights:
         coded = checkpoint.experts(layer.path, layer.spec)
+        if coded is not None and isinstance(coded.target, str):
+            return decoded_experts(coded, wanted)
         if coded is not None:
-            return decoded_experts(coded, wanted) if isinstance(coded.target, str) else coded_experts(coded)
+            kept[layer.path] = kept.get(layer.path) or coded_experts(coded)
+            return kept[layer.path]
         if checkpoint.method == "mxfp4":
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)

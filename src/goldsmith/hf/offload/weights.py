@@ -72,12 +72,13 @@ def coded_experts(layer: CodedLayer) -> CodedExperts:
     kept = check_biases(_OP, *layer.biases(), count, layout.hidden_size, layout.intermediate_size, False)
     biases = {name: bias for name, bias in zip(BIASES, kept) if bias is not None}
     rows = {name: sampled_rows(layout.hidden_size if name == "down" else layout.intermediate_size) for name in NAMES}
-    alone = layer.rows("gate", 0, rows["gate"]) is not None
+    stored = layer.stored()
 
-    def sample(e: int) -> Expert:
-        return Expert(*(cast_type(Codes, layer.rows(name, e, rows[name])) for name in NAMES))
+    def samples() -> list[Expert]:
+        matrices = (cast_type("list[Codes]", layer.rows(name, rows[name])) for name in NAMES)
+        return [Expert(*of_one) for of_one in zip(*matrices)]
 
-    return CodedExperts(layout, partial(expert_of, layer), biases, sample if alone else None)
+    return CodedExperts(layout, partial(expert_of, layer), biases, None if stored is None else samples, stored)
 
 
 def decoded_experts(layer: CodedLayer, dtype: torch.dtype) -> Weights:

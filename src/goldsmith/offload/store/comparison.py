@@ -53,7 +53,7 @@ def check_source(
             raise fail(f"it is not in the store, which has {', '.join(map(str, entries))}", layer)
         compared.add(layer)
         count = 0
-        for expert in experts_of(weights, f"{_OP}: layer {layer}"):
+        for expert in experts_of(weights, f"{_OP}: layer {layer}", sampled=raw is None):
             if count < entry.experts:
                 difference = _difference(header, expert, entry.samples[count * SAMPLE : (count + 1) * SAMPLE])
                 if not difference and raw is not None:

@@ -60,7 +60,8 @@ class ExpertStore:
         allow_nonfinite: bool = False,
         progress: Progress | None = None,
     ) -> ExpertStore:
-        """Builds the store of a source at `path` and opens it; reads, packs and writes one expert at a time
+        """Builds the store of a source at `path` and opens it; reads, packs and writes one expert at a time,
+        and of codes a few on each core
 
         source   the folder of a checkpoint (safetensors, store/checkpoint.py), a mapping of layer to weights, or an
                  iterable of (layer, weights). Weights: a dict of gate_up [E, 2I, H] (gate first) or a pair (gate, up)

@@ -57,13 +57,15 @@ class CodedExpert:
 class CodedExperts:
     """The experts of a layer in codes, read a few ahead by threads that call `read`; biases [E, size]
 
-    read_sample   reads only the rows of an expert's sample; None if that takes as long as the whole
+    read_samples   reads only the rows of every expert's sample; None if that takes as long as the whole
+    stored         (kind, bytes) of the tensors in the files that decide all codes; None if codes must be read instead
     """
 
     layout: Layout
     read: Callable[[int], Expert]
     biases: dict[str, Tensor] = field(default_factory=dict)
-    read_sample: Callable[[int], Expert] | None = None
+    read_samples: Callable[[], list[Expert]] | None = None
+    stored: tuple[tuple[str, memoryview], ...] | None = None
 
     @property
     def num_experts(self) -> int:
@@ -75,18 +77,21 @@ class CodedExperts:
 
     def whole(self) -> Iterator[CodedExpert]:
         threads = min(_THREADS, max(1, worth() // 2))
-        return made_ahead(partial(self._expert, self.read), range(self.num_experts), threads)
+        return made_ahead(self._read, range(self.num_experts), threads)
 
     def samples(self) -> Iterator[CodedExpert]:
         """As `whole`, where possible with the rows of the sample only."""
-        if self.read_sample is None:
+        if self.read_samples is None:
             return self.whole()
-        return (self._expert(self.read_sample, e, sampled=True) for e in range(self.num_experts))
+        with frozen():
+            return iter([self._expert(e, sample, sampled=True) for e, sample in enumerate(self.read_samples())])
 
-    def _expert(self, read: Callable[[int], Expert], e: int, sampled: bool = False) -> CodedExpert:
+    def _read(self, e: int) -> CodedExpert:
         with frozen():  # the mode is of a thread
-            biases = {name: bias[e] for name, bias in self.biases.items()}
-            return CodedExpert(self.layout, read(e), biases, sampled)
+            return self._expert(e, self.read(e))
+
+    def _expert(self, e: int, expert: Expert, sampled: bool = False) -> CodedExpert:
+        return CodedExpert(self.layout, expert, {name: bias[e] for name, bias in self.biases.items()}, sampled)
 
 
 Weights: TypeAlias = Mapping[str, Any] | PackedExperts | CodedExperts

@@ -1,7 +1,8 @@
 """The key of a source in the cache folder: a hash of every byte, and the state of the files it was read from.
 
 SHA-256 of 1 MiB pieces on several threads (hashlib releases the GIL), then of the pieces' digests, the dtypes and the
-fingerprint, which covers format, sizes and activation. The key does not depend on the number of threads.
+fingerprint, which covers format, sizes and activation. The key does not depend on the number of threads. Where files
+hold the codes of a layer in tensors of their own (GGUF), the bytes are those of these tensors, before decoding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from ...core.processors import worth
 from .header import LayerEntry
 from .samples import bytes_of, digest, fingerprint
-from .source import CodedExpert, FloatExpert, Source, experts_of, layers_of
+from .source import CodedExpert, CodedExperts, FloatExpert, Source, experts_of, layers_of
 from .writer import Progress, Recipe
 
 _PIECE = 2**20
@@ -39,20 +40,26 @@ def fingerprint_and_key(
     with ThreadPoolExecutor(min(_THREADS, worth())) as pool:
         for layer, weights in layers_of(source, op):
             entry = LayerEntry(layer, 0, 0, b"", b"")
-            for expert in experts_of(weights, f"{op}: layer {layer}", sampled=not whole):
+            stored = weights.stored if whole and isinstance(weights, CodedExperts) else None
+            for expert in experts_of(weights, f"{op}: layer {layer}", sampled=not whole or stored is not None):
                 recipe.fit(expert, f"{op}: layer {layer}", entry.experts)
                 entry.samples += digest(expert)
                 entry.experts += 1
                 for tensor in parts_of(expert):
                     sha.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-                    if whole:
-                        for each in pool.map(_digest, _pieces(tensor)):
+                    if whole and stored is None:
+                        for each in pool.map(_digest, _pieces(bytes_of(tensor))):
                             sha.update(each)
                         done += tensor.nbytes
                 if progress is not None and time.monotonic() - last >= _EVERY:
                     last = time.monotonic()
                     progress(done, None, f"hashing layer {layer}")
                 del expert
+            for kind, data in stored or ():
+                sha.update(f"{kind} {data.nbytes};".encode())
+                for each in pool.map(_digest, _pieces(data)):
+                    sha.update(each)
+                done += data.nbytes
             entries.append(entry)
             del weights
     if recipe.blocks is None:
@@ -80,8 +87,7 @@ def state_of(files: Iterable[Path], key: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _pieces(tensor: Tensor) -> list[memoryview]:
-    data = memoryview(bytes_of(tensor))
+def _pieces(data: memoryview) -> list[memoryview]:
     return [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]
 
 

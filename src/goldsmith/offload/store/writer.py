@@ -1,4 +1,8 @@
-"""Building a store from a source: each expert is read, checked to be finite, packed, checksummed and written."""
+"""Building a store from a source: each expert is read, checked to be finite, packed, checksummed and written.
+
+Experts in codes are packed by several threads. Floats are packed one after another: torch quantises each on all cores,
+and memory holds few of them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,18 @@ import errno
 import os
 import shutil
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...core.processors import made_ahead, worth
 from ...core.shapes import ShapeError, check_choice
+from ...experts import PackedExperts
 from ...experts.packed.assembly import cut
 from ...experts.packed.formats import FORMATS, SCALE_NAMES
 from ...experts.packed.inputs import check_flag
@@ -26,9 +33,10 @@ from . import samples
 from .atomic_file import BUILDING, atomic_write
 from .blocks import PAGE, ExpertBlocks
 from .header import Header, LayerEntry, checked_options, checksum, prefix
-from .source import CodedExpert, FloatExpert, Source, encode, experts_of, layers_of
+from .source import CodedExpert, CodedExperts, FloatExpert, Source, Weights, encode, experts_of, layers_of
 
 _OP = "ExpertStore.build"
+_AHEAD = 2**28  # bytes of experts in codes that wait to be written, about
 _ELSEWHERE = "give store= on another disk (or set GOLDSMITH_CACHE)"
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"), (stat.S_ISSOCK, "a socket"),
@@ -68,10 +76,7 @@ def build(
     with frozen(), _reworded_errors(asked_path), atomic_write(path) as file:
         writer = _Writer(file, asked_path, plan, _count(source), progress)
         for layer, weights in layers_of(source, _OP):
-            writer.begin(layer, _experts_in(weights))
-            for expert in experts_of(weights, f"{_OP}: layer {layer}"):
-                writer.add(expert)
-                del expert
+            writer.add(layer, weights)
             del weights
         writer.finish()
 
@@ -105,6 +110,7 @@ class Recipe:
         self.format, self.group_size, self.allow_nonfinite = format, group_size, allow_nonfinite
         self.options = checked_options(_OP, options)
         self.blocks: ExpertBlocks | None = None
+        self._fitting: Layout | None = None  # of the last expert in codes: a layer's experts share it
         self.dtype: torch.dtype | None = None  # None: codes
         self.exact = True
 
@@ -127,7 +133,7 @@ class Recipe:
             raise ValueError(
                 f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first expert has {first_biases}"
             )
-        if isinstance(expert, CodedExpert):
+        if isinstance(expert, CodedExpert) and expert.layout is not self._fitting:
             dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)
             if self.dtype is not None or dense != layout:
                 first = f"codes of {_format_name(layout)}" if self.dtype is None else "plain weights"
@@ -135,7 +141,8 @@ class Recipe:
                     f"{where}: has codes of {_format_name(expert.layout)}, but the first layer has {first}; a store "
                     "has one format"
                 )
-        else:
+            self._fitting = expert.layout
+        elif isinstance(expert, FloatExpert):
             self._widen_dtype(expert, where, e)
         return blocks
 
@@ -187,6 +194,21 @@ def format_for(format: str, dtypes: list[torch.dtype]) -> str:
     return "bf16" if all(is_exact_in("bf16", dtype) for dtype in dtypes) else "fp32"
 
 
+class _Fitted(NamedTuple):
+    """An expert that has the store's geometry, and its place in the source for messages."""
+
+    expert: FloatExpert | CodedExpert
+    blocks: ExpertBlocks
+    where: str
+    number: int
+
+
+class _Packed(NamedTuple):
+    block: Tensor
+    checksums: bytes
+    sample: bytes
+
+
 class _Writer:
     """Writes experts, layer after layer, and at the end the header."""
 
@@ -195,37 +217,59 @@ class _Writer:
     ) -> None:
         self._file, self._path, self._recipe, self._progress = file, path, recipe, progress
         self._layers, self._total = layers, None if layers is None else -1
-        self._block = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._blocks: deque[Tensor] = deque()  # written, and free for the next experts
         self._entries: list[LayerEntry] = []
         self._done = PAGE
-        self._experts: int | None = None
         file.seek(PAGE)
 
-    def begin(self, layer: int, experts: int | None) -> None:
-        """Begins a layer; experts: their number, if known."""
+    def add(self, layer: int, weights: Weights) -> None:
+        where = f"{_OP}: layer {layer}"
         self._entries.append(LayerEntry(layer, 0, self._done, b"", b""))
-        self._experts = experts
+        experts, count = experts_of(weights, where), _experts_in(weights)
+        if not isinstance(weights, (PackedExperts, CodedExperts)):
+            number = 0
+            for expert in experts:
+                self._write(self._packed(self._fitted(expert, where, number, count)))
+                del expert
+                number += 1
+            return
+        threads = max(1, min(worth(), _AHEAD // weights.layout.expert_nbytes))
+        fitted = (self._fitted(expert, where, number, count) for number, expert in enumerate(experts))
+        for packed in made_ahead(self._packed, fitted, threads):
+            self._write(packed)
 
-    def add(self, expert: FloatExpert | CodedExpert) -> None:
+    def _fitted(self, expert: FloatExpert | CodedExpert, where: str, number: int, count: int | None) -> _Fitted:
+        blocks = self._recipe.fit(expert, where, number)
+        if not number:
+            self._look_for_room(blocks, count)
+        return _Fitted(expert, blocks, where, number)
+
+    def _packed(self, fitted: _Fitted) -> _Packed:
+        """Runs in several threads."""
+        expert, blocks, where, number = fitted
+        with frozen():  # the mode is of a thread
+            sample = samples.digest(expert)
+            if isinstance(expert, CodedExpert):
+                codes = expert.expert
+            else:
+                allowed = self._recipe.allow_nonfinite
+                codes = encode(expert, blocks.layout, where, number, allow_nonfinite=allowed)
+            try:
+                block = self._blocks.pop()
+            except IndexError:
+                block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
+            blocks.write(block, codes, expert.biases)
+        data = block.numpy().data
+        return _Packed(block, b"".join(checksum(data[begin:end]) for begin, end in blocks.sections.values()), sample)
+
+    def _write(self, packed: _Packed) -> None:
         entry = self._entries[-1]
-        where = f"{_OP}: layer {entry.layer}"
-        blocks = self._recipe.fit(expert, where, entry.experts)
-        if not entry.experts:
-            self._look_for_room(blocks)
-        sample = samples.digest(expert)
-        if isinstance(expert, CodedExpert):
-            codes = expert.expert
-        else:
-            allowed = self._recipe.allow_nonfinite
-            codes = encode(expert, blocks.layout, where, entry.experts, allow_nonfinite=allowed)
-        blocks.write(self._block, codes, expert.biases)
-        data = self._block.numpy().data
-        for begin, end in blocks.sections.values():
-            entry.checksums += checksum(data[begin:end])
-        self._file.write(data)
-        entry.samples += sample
+        self._file.write(packed.block.numpy().data)
+        self._blocks.append(packed.block)
+        entry.checksums += packed.checksums
+        entry.samples += packed.sample
         entry.experts += 1
-        self._done += blocks.stride
+        self._done += len(packed.block)
         if self._progress is not None:
             total = self._total if self._total and self._total >= self._done else None
             self._progress(self._done, total, f"writing layer {entry.layer}, expert {entry.experts - 1}")
@@ -244,13 +288,11 @@ class _Writer:
         self._file.seek(0)
         self._file.write(prefix(text, self._done))
 
-    def _look_for_room(self, blocks: ExpertBlocks) -> None:
+    def _look_for_room(self, blocks: ExpertBlocks, experts: int | None) -> None:
         """Raises OSError if the disk has less free space than the rest of the store needs, as far as that is known."""
-        if not self._block.numel():
-            self._block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
-        if self._experts is None:
+        if experts is None:
             return
-        rest = blocks.stride * self._experts * ((self._layers or len(self._entries)) - len(self._entries) + 1)
+        rest = blocks.stride * experts * ((self._layers or len(self._entries)) - len(self._entries) + 1)
         if self._layers is not None:
             self._total = self._done + rest
         folder = Path(os.path.realpath(self._path)).parent

@@ -32,8 +32,11 @@ class CodedLayer(Protocol):
 
     def codes(self, projection: str, expert: int) -> Codes: ...
 
-    def rows(self, projection: str, expert: int, rows: Sequence[int]) -> Codes | None:
-        """These rows of a matrix; None if they cannot be read without the others."""
+    def rows(self, projection: str, rows: Sequence[int]) -> list[Codes] | None:
+        """These rows of every expert's matrix; None if they cannot be read without the others."""
+
+    def stored(self) -> tuple[tuple[str, memoryview], ...] | None:
+        """(kind, bytes) of the tensors that hold all codes and biases; None if the files do not keep them apart."""
 
     def weights(self, projection: str, expert: int) -> Tensor: ...
 
@@ -102,7 +105,10 @@ class QuantisedLayer:
         except ValueError as error:
             raise self._named(projection, expert, error) from error
 
-    def rows(self, projection: str, expert: int, rows: Sequence[int]) -> None:
+    def rows(self, projection: str, rows: Sequence[int]) -> None:
+        return None
+
+    def stored(self) -> None:
         return None
 
     def weights(self, projection: str, expert: int) -> Tensor:

@@ -7,6 +7,7 @@ weight is a whole number times a scale: w = q s. Types with a minimum (Q4_1, Q4_
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import dequantize
+from gguf.quants import quant_shape_from_byte_shape
 from torch import Tensor
 
+from ....core.processors import worth
 from ....experts.packed.formats import Codes
 from ..formats.scheme import CodeFormat
 
@@ -45,6 +48,7 @@ EXACT = {
     Type.IQ4_NL: BlockType("int8", 32, torch.float16, 18),
     Type.MXFP4: BlockType("mxfp4", 32, torch.uint8, 17),
 }
+_SLICE = 2**17  # bytes
 _ONE = np.frombuffer(np.float16(1).tobytes(), np.uint8)
 
 
@@ -79,7 +83,8 @@ def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
     if kind == Type.MXFP4:
         if (blocks[:, 0] == 255).any():
             raise ValueError("a scale is 255, the NaN of E8M0; scales must be finite numbers")
-        return Codes(_packed(blocks[:, 1:]).view(rows, -1), torch.from_numpy(blocks[:, 0].copy()).view(rows, -1))
+        exponents = torch.from_numpy(blocks[:, 0].copy())
+        return Codes(torch.from_numpy(_packed(blocks, 1)).view(rows, -1), exponents.view(rows, -1))
     scales = _scales(kind, blocks)
     if not np.isfinite(scales.numpy()).all():
         raise ValueError("a scale is NaN or infinite; scales must be finite numbers")
@@ -87,7 +92,7 @@ def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
     scales = scales.reshape(rows, -1).to(shared.scales)
     scales = scales if times == 1 else scales.repeat_interleave(times, 1)
     if shared.target.format == "int4":  # of Q4_0 alone; its nibbles are the numbers plus 8
-        return Codes(_packed(blocks[:, 2:] ^ np.uint8(0x88)).view(rows, -1), scales)
+        return Codes(torch.from_numpy(_packed(blocks, 2) ^ np.uint8(0x88)).view(rows, -1), scales)
     return Codes(_numbers(kind, blocks).reshape(rows, -1), scales)
 
 
@@ -97,9 +102,25 @@ def weights(kind: Type, data: Bytes) -> Tensor:
         raw = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8).copy())
         return raw.view(FLOATS[kind])
     try:
-        return torch.from_numpy(dequantize(np.ascontiguousarray(data), kind))
+        return _dequantised(kind, np.ascontiguousarray(data))
     except NotImplementedError:
         raise ValueError(f"its type is {kind.name}, which the package gguf cannot decode") from None
+
+
+def _dequantised(kind: Type, data: Bytes) -> Tensor:
+    """The package's numbers; of a large tensor in slices, which stay in the caches, on all cores"""
+    if data.nbytes < 2 * _SLICE:
+        return torch.from_numpy(dequantize(data, kind))
+    rows = data.reshape(-1, data.shape[-1])
+    numbers = np.empty(quant_shape_from_byte_shape(rows.shape, kind), np.float32)
+    step = max(1, _SLICE // rows.shape[1])
+
+    def decode(at: int) -> None:
+        numbers[at : at + step] = dequantize(rows[at : at + step], kind)
+
+    with ThreadPoolExecutor(worth()) as pool:
+        list(pool.map(decode, range(0, len(rows), step)))
+    return torch.from_numpy(numbers.reshape(*data.shape[:-1], -1))
 
 
 def _numbers(kind: Type, blocks: Bytes) -> Tensor:
@@ -107,7 +128,7 @@ def _numbers(kind: Type, blocks: Bytes) -> Tensor:
     if kind == Type.Q4_0:
         return torch.from_numpy(_halves(blocks[:, 2:]).view(np.int8) - np.int8(8))
     if kind == Type.Q8_0:
-        return torch.from_numpy(blocks[:, 2:].view(np.int8).copy())
+        return torch.from_numpy(_columns(blocks, 2, 34).view(np.int8))
     ones = blocks.copy()  # with scales of 1 the package's weights are the whole numbers
     if kind == Type.Q6_K:
         ones[:, 192:208], ones[:, 208:210] = 1, _ONE
@@ -119,8 +140,8 @@ def _numbers(kind: Type, blocks: Bytes) -> Tensor:
 def _scales(kind: Type, blocks: Bytes) -> Tensor:
     """The scales [blocks, groups]."""
     if kind == Type.Q6_K:
-        return _float16(blocks[:, 208:210]).float() * torch.from_numpy(blocks[:, 192:208].view(np.int8).copy())
-    return _float16(blocks[:, :2])
+        return _float16(blocks, 208).float() * torch.from_numpy(_columns(blocks, 192, 208).view(np.int8))
+    return _float16(blocks, 0)
 
 
 def _halves(data: Bytes) -> Bytes:
@@ -128,11 +149,22 @@ def _halves(data: Bytes) -> Bytes:
     return np.concatenate((data & 15, data >> 4), -1)
 
 
-def _packed(data: Bytes) -> Tensor:
-    """The nibbles of `_halves`, two to a byte, the first one low; in NumPy, on one thread (panels.py says why)."""
-    pairs = _halves(data).view(np.uint16)
-    return torch.from_numpy((pairs | pairs >> 4).astype(np.uint8))
+def _packed(blocks: Bytes, begin: int) -> Bytes:
+    """The nibbles of `_halves` of the 16 bytes from `begin` on, two to a byte, the first one low: [blocks, 16]"""
+    pairs = _columns(blocks, begin, begin + 16).view(np.uint16)
+    packed = np.empty((len(blocks), 2), np.uint64)
+    for half, part in enumerate((pairs & 0x0F0F, pairs >> 4 & 0x0F0F)):
+        part |= part >> 4
+        packed[:, half] = part.astype(np.uint8).view(np.uint64)[:, 0]
+    return packed.view(np.uint8)
 
 
-def _float16(data: Bytes) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(data).view(np.float16))
+def _float16(blocks: Bytes, begin: int) -> Tensor:
+    return torch.from_numpy(_columns(blocks, begin, begin + 2).view(np.float16))
+
+
+def _columns(blocks: Bytes, begin: int, end: int) -> Bytes:
+    """A copy of these bytes of all blocks; six times as quick as a copy of the slice, byte by byte"""
+    width = f"V{end - begin}"
+    form = np.dtype({"names": ["x"], "formats": [width], "offsets": [begin], "itemsize": blocks.shape[1]})
+    return blocks.view(form)["x"].copy().view(np.uint8).reshape(len(blocks), -1)

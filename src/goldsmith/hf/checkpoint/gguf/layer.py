@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf.gguf_reader import ReaderTensor
@@ -38,6 +39,7 @@ class GgufLayer:
             if shape != [spec.num_experts, out, inputs]:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {[spec.num_experts, out, inputs]}")
             self._tensors[projection] = tensors[name]
+        self._stored_biases: list[ReaderTensor] = []
         self._biases = self._read_biases(where, tensors, number)
         self._shared = shared
         self.label = "GGUF"
@@ -48,16 +50,35 @@ class GgufLayer:
         self.floats = None if len(dtypes) != len(kinds) else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def codes(self, projection: str, expert: int) -> Codes:
-        return self.rows(projection, expert, slice(None))
+        return self._codes(projection, expert, slice(None))
 
-    def rows(self, projection: str, expert: int, rows: Sequence[int] | slice) -> Codes:
-        if isinstance(self._shared, str):
-            raise ValueError(f"{self.where}: no format holds its codes ({self._shared}); read its weights")
-        tensor = self._tensors[projection]
+    def rows(self, projection: str, rows: Sequence[int]) -> list[Codes]:
+        tensor, experts = self._tensors[projection], range(self.spec.num_experts)
+        shared = self._format()
+        data = tensor.data[:, rows].reshape(-1, tensor.data.shape[-1])
         try:
-            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert][rows], self._shared)
+            of_all = blocks.codes(Type(tensor.tensor_type), data, shared)
+        except ValueError:  # the expert with the fault gets the blame
+            return [self._codes(projection, expert, rows) for expert in experts]
+        parts = (of_all.codes, of_all.scales, of_all.zeros)
+        columns = [[None] * len(experts) if part is None else part.split(len(rows)) for part in parts]
+        return [Codes(*of_one) for of_one in zip(*columns)]
+
+    def stored(self) -> tuple[tuple[str, memoryview], ...]:
+        tensors = [*self._tensors.values(), *self._stored_biases]
+        return tuple((Type(t.tensor_type).name, t.data.reshape(-1).view(np.uint8).data) for t in tensors)
+
+    def _codes(self, projection: str, expert: int, rows: Sequence[int] | slice) -> Codes:
+        tensor, shared = self._tensors[projection], self._format()
+        try:
+            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert][rows], shared)
         except ValueError as error:
             raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
+
+    def _format(self) -> SharedFormat:
+        if isinstance(self._shared, str):
+            raise ValueError(f"{self.where}: no format holds its codes ({self._shared}); read its weights")
+        return self._shared
 
     def weights(self, projection: str, expert: int) -> Tensor:
         tensor = self._tensors[projection]
@@ -86,6 +107,7 @@ class GgufLayer:
             shape = [int(size) for size in tensors[name].shape[::-1]]
             if shape != wanted:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {wanted}")
+            self._stored_biases.append(tensors[name])
             biases[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
         return biases
 

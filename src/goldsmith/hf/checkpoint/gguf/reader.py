@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader
@@ -40,7 +41,7 @@ class GgufCheckpoint:
     Raises ValueError for a damaged or incomplete file.
     """
 
-    method = "gguf"
+    method, mapped = "gguf", False
 
     def __init__(self, file: Path, model: nn.Module) -> None:
         self.folder, self.file, self._model = file.parent, file, cast("PreTrainedModel", model)
@@ -137,7 +138,7 @@ class GgufCheckpoint:
         """The values without what llama.cpp's converter did to them."""
         if self._conversions is None:
             numbers = values.float().numpy()
-            return torch.from_numpy(self._processor.process(weights=numbers, name=stored).weights.copy())
+            return torch.from_numpy(np.ascontiguousarray(self._processor.process(weights=numbers, name=stored).weights))
         from transformers.core_model_loading import rename_source_key
 
         renamings, converters = self._conversions
