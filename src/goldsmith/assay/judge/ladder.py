@@ -371,7 +371,7 @@ def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], 
 def _patterns(comparison: _Comparison) -> list[patterns.Pattern]:
     ref = comparison.ref
     groups = ref.groups if comparison.r.dim() else None
-    found = patterns.error_patterns(comparison.r, ref.noise, groups)
-    if found and ref.nearby is not None:
+    seen = patterns.error_patterns(comparison.r, ref.noise, groups)
+    if seen and ref.nearby is not None:
         return patterns.error_patterns(comparison.of_no_formula, ref.noise, groups)
-    return found
+    return seen

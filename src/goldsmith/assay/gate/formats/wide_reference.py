@@ -76,7 +76,7 @@ class WideReference:
         self.products = {call: f"operand_{i}" for i, call in enumerate(recorder.products)}
         with torch.no_grad(), suppress(Exception), _AsWritten(self.file) as written:  # of operators that lack 16 bits
             result, recorder = self.run(*values.values()), written
-        between = recorder.used - {id(t) for t in _flat(result)}
+        between = recorder.used.keys() - {id(t) for t in _flat(result)}
         rounded = {call: dtype for call, t, dtype in recorder.seen if id(t) in between}
         self.roundings = {call: (f"rounded_{i}", dtype) for i, (call, dtype) in enumerate(rounded.items())}
 
@@ -84,8 +84,8 @@ class WideReference:
 class _Watching(TorchFunctionMode):
     """Mode that looks at the calls of torch in a file.
 
-    seen: calls that round to 16 bits, their results, and the dtype; products: those of matrices; used: ids of tensors
-    that further tensors are computed from, other than by storing them.
+    seen: calls that round to 16 bits, their results, and the dtype; products: those of matrices; used: the tensors that
+    further ones are computed from, other than by storing them, by id; they are kept, so that no later one gets the id.
     """
 
     def __init__(self, file: str) -> None:
@@ -93,7 +93,7 @@ class _Watching(TorchFunctionMode):
         self.file = file
         self.seen: list[tuple[Call, Tensor, str]] = []
         self.products: dict[Call, None] = {}
-        self.used: set[int] = set()
+        self.used: dict[int, Tensor] = {}
 
     def call(self) -> Call:
         frame = sys._getframe(2)
@@ -103,7 +103,7 @@ class _Watching(TorchFunctionMode):
 
     def use(self, func: object, args: Sequence[object], result: object) -> None:
         if func is not torch.Tensor.copy_ and _flat(result):
-            self.used |= {id(t) for t in _flat([*args, *(t for a in args for t in _flat(a))])}
+            self.used |= {id(t): t for t in _flat([*args, *(t for a in args for t in _flat(a))])}
 
 
 class _AsWritten(_Watching):
