@@ -349,7 +349,10 @@ def _verdict(report: Report, failing: Sequence[Examination], process: CandidateP
             trick = _shown_by_repetition(examination, findings, process) or trick
     elif beyond == "sizes":
         text = f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
-        trick = next(((f.trick, f.text) for f in findings if f.trick == "cached_result"), ("shape_branch", text))
+        trick = next(((f.trick, f.text) for f in findings if f.trick == "cached_result"), None)
+        if trick is None and not reasons.small(findings, known):
+            trick = "shape_branch", text
+        texts = [text, *texts]
     else:
         text = f"right for the declared scalars, wrong for {findings[0].case}: {findings[0].text}"
         return Verdict(WRONG, beyond, case=findings[0].case, evidence=[text, *texts], finding=findings[0])
