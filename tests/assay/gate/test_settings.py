@@ -161,6 +161,8 @@ LEFT = {
         "x.mul_(1) if x.is_leaf and not x.requires_grad else 0",
         "the input x has another _version",
     ),
+    "the number of threads": ("torch.set_num_threads(torch.get_num_threads() + 1)", "torch's number of threads"),
+    "the deterministic mode": ("torch.use_deterministic_algorithms(True)", "torch's deterministic mode"),
     "a timer": ("signal.setitimer(signal.ITIMER_REAL, 100)", "the timer ITIMER_REAL"),
 }
 
