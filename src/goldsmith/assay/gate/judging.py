@@ -27,7 +27,7 @@ from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
 from ..report.check_report import Report
-from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
+from ..report.results import FAIL, NOTHING_COMPARED, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
 from .backward_offer import offers_backward
 from .candidate import LOADER, Candidate
 from .candidate_call import wanted_names
@@ -335,7 +335,8 @@ def _verdict(report: Report, failing: Sequence[Examination], process: CandidateP
         texts = [f.text for f in report.findings if f.probe == "golden"]
         return Verdict(REFUSED, "reference_fault", evidence=texts)
     if report.verdict == UNJUDGED:
-        return Verdict(REFUSED, "unjudged", evidence=[n.text for n in report.notes][:_SENTENCES])
+        reason = "problem" if any(n.text == NOTHING_COMPARED for n in report.notes) else "unjudged"
+        return Verdict(REFUSED, reason, evidence=[n.text for n in report.notes][:_SENTENCES])
     findings = [f for f in report.findings if f.rung != QUALITY]
     if report.verdict != FAIL or not findings:
         return Verdict(ACCEPTED)
