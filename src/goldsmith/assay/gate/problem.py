@@ -20,7 +20,7 @@ class Problem:
     backward    "auto", None (forward only), or "present": judge it where a candidate has one for every input
     construct   how a candidate's callable is found and called: `candidate_call.CandidateCall` as data
     files       files that describe the problem, which candidates may not read
-    wants_kernel  refuse candidates whose results come from plain torch alone
+    wants_kernel  candidates whose results come from plain torch alone are cheating (plain_torch)
     """
 
     golden: Callable
