@@ -121,10 +121,8 @@ def judge_all(
     options = options or GateOptions()
     options.check()
     if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem: expected an assay.gate.Problem, got {type(problem).__name__}; "
-            "gate.load_problem reads one from a file"
-        )
+        how = "gate.Problem.of makes one from it" if isinstance(problem, Target) else "gate.load_problem reads a file"
+        raise TypeError(f"problem: expected an assay.gate.Problem, got {type(problem).__name__}; {how}")
     if isinstance(candidates, Candidate):
         raise TypeError("candidates: expected several, got one Candidate; gate.judge judges one")
     return _verdicts(candidates, problem, options)

@@ -53,6 +53,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.backward not in (None, "auto", "present"):
             raise TypeError(f"backward: expected 'auto', 'present' or None, got {self.backward!r}")
+        if not isinstance(self.wants_kernel, bool):
+            raise TypeError(f"wants_kernel: expected True or False, got {self.wants_kernel!r}")
         name = self.name or getattr(self.golden, "__name__", "problem")
         object.__setattr__(self, "name", name)
         # the golden stands in for the candidate: so a mistake in the declaration shows before any candidate

@@ -61,8 +61,8 @@ def gate(
         list[str] | None,
         typer.Option(
             help="A Python file with golden and cases, a KernelBench file, a FlashInfer-Bench definition, or a folder "
-            "of them: each candidate then names its own, by the key problem of its JSON line, or by PROBLEM = 'NAME' in "
-            "its Python file. Default: each candidate's file has its golden and cases.",
+            "of them: each candidate then names its own, by the key problem of its JSON line, or by PROBLEM = 'NAME' "
+            "in its Python file. Default: each candidate's file has its golden and cases.",
             metavar="PATH",
         ),
     ] = None,
