@@ -76,6 +76,13 @@ def test_a_small_error_at_another_size_is_no_branch(change, verdict):
     assert any(sentence.startswith("right for the declared sizes") for sentence in judged.evidence)
 
 
+@pytest.mark.parametrize("measured, trick", [(1.3, None), (1e5, "shape_branch")])
+def test_an_error_of_rounding_size_in_a_plain_call_is_no_branch(measured, trick):
+    finding = Finding("CERTAIN", "calls", "y", None, measured, 1.0, "y exceeds its bound", "rows", trick="shape_branch")
+    named = reasons.trick_of([finding], reasons.Facts())
+    assert (named and named[0]) == trick
+
+
 @pytest.mark.parametrize(
     "measured, run, trick",
     [

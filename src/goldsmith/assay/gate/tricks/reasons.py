@@ -63,7 +63,8 @@ def judge_imported(seen: Sequence[list[object]]) -> str:
 def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | None:
     """(trick, sentence) that the findings and facts show together; None: the result is just wrong."""
     wrong = [f for f in findings if f.probe not in ("alias", "guard", "poison")]
-    named = {f.trick: f.text for f in reversed(findings) if f.trick}
+    tricks = [f for f in reversed(findings) if f.trick and (f.trick != "shape_branch" or _gross(f))]
+    named = {f.trick: f.text for f in tricks}
     files = [e[1] for e in facts.seen if e[0] == "file"]
     if any(f.probe in _VALUES for f in wrong) and "late_write" not in named:
         first = _of_the_first_run(facts, {f.tensor for f in wrong})
