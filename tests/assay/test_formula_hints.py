@@ -124,5 +124,5 @@ def test_an_overflow_in_a_formula_is_reported_with_the_probe_to_leave_out():
 
     report = check(by_probabilities, by_logarithms, mixing)
     assert {f.probe for f in report.findings} == {"scaling"}
-    text = "(scale:2^12); where such inputs never come, choose probes= without 'scaling'"
+    text = "(scale:2^12); where such inputs never come, exclude them by where= of the case"
     assert any(text in f.text for f in report.findings), str(report)

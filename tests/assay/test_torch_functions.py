@@ -184,7 +184,7 @@ def edits_its_input(x):
     "kernel, message",
     [
         (edits_what_was_saved, "a tensor saved for the backward (float [16, 256]"),
-        (edits_its_input, "the input x is edited in place"),
+        (edits_its_input, "a leaf that requires a gradient, as x does, is edited in place"),
     ],
 )
 def test_a_tensor_edited_in_place_is_reported(kernel, message):

@@ -170,6 +170,9 @@ def test_a_golden_at_fault_is_status_2_with_a_sentence(folder):
         (["made", "--problem", "softmax.py", "--json", "v", "--html", "v"], "two outputs would be written to v"),
         (["made", "--problem", "softmax.py", "--memory", "inf"], "Invalid value for '--memory'"),
         (["made", "--problem", "softmax.py", "--problem-seconds", "inf"], "Invalid value for '--problem-seconds'"),
+        (["made", "--problem", "softmax.py", "--seconds", "nan"], "expected a number from 0.01 to 10000000, got nan"),
+        (["made", "--problem", "softmax.py", "--problem", "empty.py"], "'--problem': it was given twice"),
+        (["made/right.py", "--problem", "no_elements.py"], "no result has an element, so nothing was compared"),
         (["made/right.py", "--problem", "binary.py"], "binary.py does not parse: source code string cannot"),
     ],
 )
@@ -181,11 +184,12 @@ def test_what_cannot_run_is_one_paragraph_and_status_2(folder, arguments, text):
     (folder / "interrupts.py").write_text(raising.replace("RuntimeError('no')", "KeyboardInterrupt"))
     (folder / "interrupted.py").write_text("raise KeyboardInterrupt")
     (folder / "folder").mkdir()
+    (folder / "no_elements.py").write_text(PROBLEM.replace("T=[1, 5]", "T=[0]") + "\nbackward = None\n")
     (folder / "binary.py").write_bytes(b"\xff\0")
     os.mkfifo(folder / "pipe.py")
     result = gate(*arguments)
     assert not (folder / "no").exists()
-    assert result.exit_code == 2 and text in words(result.stderr), result.output
+    assert result.exit_code == 2 and text in words(result.stderr.replace("\u2502", "")), result.output
     assert result.stdout == "" and "Traceback" not in result.output
 
 

@@ -114,6 +114,16 @@ def test_ctrl_c_loses_no_finished_verdict(folder, judged):  # noqa: F811
 
 
 @pytest.mark.parametrize(
+    "resume, sentence",
+    [(True, "The same command judges only the rest."), (False, "Without --resume never, the same command keeps")],
+)
+def test_ctrl_c_says_what_the_same_command_does_then(resume, sentence, folder, judged, capsys):  # noqa: F811
+    (folder / "made/before.py").write_text("raise KeyboardInterrupt\n")
+    judged(resume=resume)
+    assert f"have no verdict. {sentence}" in words(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
     "option, name, text",
     [
         ("--json", "sources.jsonl", "would replace what is judged"),

@@ -15,10 +15,9 @@ import typer
 from .. import __version__
 from .help_text import grouped
 from .signals import exit_on_signals
-from .terminal import Failure, in_a_paragraph, loading_torch
+from .terminal import Failure, in_a_paragraph, loading_torch, within
 
 TORCH_BYTES = 1 << 30  # of address space
-LONGEST = 1e7  # seconds
 
 
 class Program(typer.Typer):
@@ -147,8 +146,7 @@ def verify(
         typer.Option(
             help="Seconds after which a rank that does not answer, a call of a kernel of yours, or a step of its file "
             "(its import, a case, a call of its golden) is reported. Default: 120; for steps of the file 300.",
-            min=1.0,
-            max=LONGEST,
+            callback=within(1.0),
             metavar="X",
         ),
     ] = None,
@@ -211,14 +209,13 @@ def diagnose(
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
-    budget: Annotated[float, typer.Option(help="Time limit in seconds.", min=0.1, max=LONGEST)] = 60.0,
+    budget: Annotated[float, typer.Option(help="Time limit in seconds.", callback=within(0.1))] = 60.0,
     limit: Annotated[
         float | None,
         typer.Option(
             help="Seconds after which a call of a kernel of yours, or a step of its file (its import, a case, a call "
             "of its golden) is reported. Default: what --budget leaves; for steps of the file 300.",
-            min=1.0,
-            max=LONGEST,
+            callback=within(1.0),
             metavar="X",
         ),
     ] = None,
@@ -297,7 +294,7 @@ def replay(
     budget: Annotated[
         float,
         typer.Option(
-            help="Time limit in seconds for the kernel's first run; later runs get a third of it.", min=0.1, max=LONGEST
+            help="Time limit in seconds for the kernel's first run; later runs get a third of it.", callback=within(0.1)
         ),
     ] = 60.0,
     html: Html = None,

@@ -23,6 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 USAGE = 2  # exit status: the command could not run
 INTERRUPTED = 130  # exit status after Ctrl-C
+LONGEST = 1e7  # seconds that an option takes
 INTERRUPTED_EARLY = "Interrupted before there was any result"
 
 
@@ -36,6 +37,17 @@ class Interruption(Failure):
     """Ctrl-C, SIGTERM or SIGHUP before there was a result."""
 
     status = INTERRUPTED
+
+
+def within(least: float, most: float = LONGEST) -> Callable[[float | None], float | None]:
+    """A callback for an option with these bounds, whose sentence also fits NaN."""
+
+    def checked(value: float | None) -> float | None:
+        if value is not None and not least <= value <= most:
+            raise typer.BadParameter(f"expected a number from {least:g} to {most:.10g}, got {value:g}")
+        return value
+
+    return checked
 
 
 def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:

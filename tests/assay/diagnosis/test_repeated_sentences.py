@@ -14,7 +14,7 @@ def guess(id):
 def test_sentences_do_not_repeat_one_another():
     second = "the second call gives another result: 20 of 20 elements differ, by up to {} (second_call)"
     assert once([second.format(0.25), second.format(0.227)]) == [second.format(0.25)]
-    where = "where such inputs never come, choose probes= without 'scaling' (values:offset)"
+    where = "where such inputs never come, exclude them by where= of the case (values:offset)"
     sentences = once([f"y has Inf: every element; {where}", f"x.grad has NaN: every element; {where}"])
     assert sentences == ["y has Inf: every element", f"x.grad has NaN: every element; {where}"]
     assert once(["y is wrong: axis 0: 1; worst at [1]", "z is wrong: axis 0: 1; worst at [2]"]) == [

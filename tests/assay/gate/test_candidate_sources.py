@@ -30,7 +30,8 @@ def test_names_are_texts_and_each_is_there_once(tmp_path):
     path = tmp_path / "made.jsonl"
     names = [1, "1", 1.0, None, [], True, "", "1", "made.jsonl:4"]
     path.write_text("\n".join(json.dumps({"source": RIGHT, "id": name}) for name in names))
-    found = [s.candidate.name for s in load_candidates([path])]
+    found = [s.candidate.name for s in load_candidates(path)]
+    assert found == [s.candidate.name for s in load_candidates([str(path)])]
     assert found[:3] == ["1", "1#2", "1.0"] and found[3:7] == [f"made.jsonl:{n}" for n in (4, 5, 6, 7)]
     assert found[7:] == ["1#3", "made.jsonl:4#2"] and all(isinstance(name, str) for name in found)
 
@@ -124,6 +125,13 @@ def test_paths_without_candidates_are_named(tmp_path):
         ({"content": [{"type": "text", "text": "y"}, {"type": "text", "text": " = 4"}]}, ("y = 4", "python")),
         (None, ("", "python")),
         ([], ("", "python")),
+        ("1. Do:\n   ```python\n   def f(x):\n       return x\n   ```\n", ("def f(x):\n    return x\n", "python")),
+        ("- ```cpp\n  int f() {\n  }\n  ```", ("int f() {\n}\n", "cpp")),
+        ("\t```\n\tif x:\n\t\ty = 1\n  z\n\t```", ("if x:\n\ty = 1\n z\n", "python")),
+        ("So:\n> ```python\n> def f(x):\n>     return x\n>\n> ```\nEnd.", ("def f(x):\n    return x\n\n", "python")),
+        ("> 1. Do:\n>    ```\n>    x = 1\nIt ends.", ("x = 1\n", "python")),
+        ('  ```python\n  x = "\n    ```not a fence\n  "\n  ```', ('x = "\n  ```not a fence\n"\n', "python")),
+        ("- ```python\n  def f(x):\n      return", ("def f(x):\n    return", "python")),
     ],
 )
 def test_the_source_of_a_completion_is_its_last_block_of_code(completion, wanted):

@@ -148,6 +148,7 @@ WRONG_ARGUMENTS = [
     ({"device": "cpu"}, r"device: no option of a problem; give options=gate.GateOptions\(device=...\)"),
     ({"language": "rust"}, "language: 'rust' is unknown"),
     ({"jobs": -1}, "jobs: expected a number of judges"),
+    ({"scores": {"accepted": "x"}}, "scores: expected a number for 'accepted', got 'x'"),
 ]
 
 
@@ -163,6 +164,10 @@ def test_a_reward_of_something_wrong_raises_when_it_is_made(arguments, text):
     [
         (["def candidate(x): return x", problem()], "candidate: expected an assay.gate.Candidate, got str"),
         ([gate.Candidate("a", RIGHT), "softmax.py"], "problem: expected an assay.gate.Problem, got str"),
+        (
+            [gate.Candidate("a", RIGHT), problem().declared],
+            "problem: expected an assay.gate.Problem, got Target; gate.Pr",
+        ),
         ([gate.Candidate("a", RIGHT), problem(), "meta"], "device: candidates cannot run on 'meta'"),
     ],
 )
@@ -170,6 +175,26 @@ def test_a_wrong_argument_is_no_verdict(arguments, text):
     candidate, own, *device = arguments
     with pytest.raises((ValueError, TypeError), match=f"^{text}"):
         gate.judge(candidate, own, device=device[0] if device else "cpu")
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"completions": "def"}, "reward: completions: expected a list of completions, got a str"),
+        ({"completions": {"content": RIGHT}}, "reward: completions: expected a list of completions, got a dict"),
+        ({"solution_strs": RIGHT}, "reward: solution_strs: expected a list of completions, got a str"),
+        ({"completions": [RIGHT] * 3, "problem": ["a"]}, "reward: the column 'problem' has 1 rows, and completions 3"),
+        ({"solution_strs": [RIGHT] * 3, "extra_infos": [{}]}, "reward: extra_infos has 1 rows, and solution_strs 3"),
+    ],
+)
+def test_a_call_of_a_reward_names_the_argument_that_is_wrong(arguments, text):
+    with pytest.raises((ValueError, TypeError), match=f"^{text}"):
+        reward(problem(), options=OPTIONS)(**arguments)
+
+
+def test_a_flag_of_a_problem_is_a_flag():
+    with pytest.raises(TypeError, match="^wants_kernel: expected True or False, got 'no'"):
+        problem(wants_kernel="no")
 
 
 @pytest.mark.gpu

@@ -7,9 +7,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay import gate
-from goldsmith.assay.gate.tricks import reasons
 from goldsmith.assay.gate.tricks.scalars import other_scalars
-from goldsmith.assay.report.results import Finding
 
 
 def golden(x, w):
@@ -310,13 +308,6 @@ def test_a_backward_that_only_the_first_call_lacks_is_seen():
     problem = gate.Problem(golden, rows, outputs=("y",), backward="present")
     verdict = gate.judge(gate.Candidate("hidden", text), problem, probes="quick", seed=2)
     assert (verdict.status, verdict.reason) == ("cheating", "call_count"), verdict.evidence
-
-
-@pytest.mark.parametrize("measured, trick", [(1.3, None), (1e5, "backward_shortcut")])
-def test_a_gradient_a_little_beyond_its_bound_in_one_layout_is_no_shortcut(measured, trick):
-    finding = Finding("CERTAIN", "layouts", "x.grad", None, measured, 1.0, "x.grad exceeds its bound", "rows")
-    named = reasons.trick_of([finding], reasons.Facts())
-    assert (named and named[0]) == trick
 
 
 FORGED = """

@@ -163,6 +163,8 @@ LEFT = {
     ),
     "the default dtype, in which others then draw": ("torch.set_default_dtype(torch.float16)", "default dtype"),
     "flushing of subnormals": ("torch.set_flush_denormal(True)", "flushing of subnormals"),
+    "the number of threads": ("torch.set_num_threads(torch.get_num_threads() + 1)", "torch's number of threads"),
+    "the deterministic mode": ("torch.use_deterministic_algorithms(True)", "torch's deterministic mode"),
     "a timer": ("signal.setitimer(signal.ITIMER_REAL, 100)", "the timer ITIMER_REAL"),
 }
 

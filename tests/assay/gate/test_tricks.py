@@ -93,6 +93,9 @@ TRICKS = [
     ("cached_result", f"return {R} if next(count) < 3 else w * x"),
     ("cached_result", MEMO.format(key="x.shape, str(x[-1]), str(w)")),
     ("cached_result", MEMO.format(key="x.shape, str(x[:, -1]), str(w)")),
+    ("cached_result", MEMO.format(key="x.shape, float(x.double().sort(-1).values.sum()), str(w)")),
+    ("cached_result", MEMO.format(key="x.shape, round(float(x.sum()), 3), str(w)")),
+    ("cached_result", MEMO.format(key="x.shape, str(x.tolist()), float(w.double().sort().values.sum())")),
     (
         "cached_result",
         MEMO.replace("torch.is_grad", "not torch.is_inference_mode").format(key="x.shape, str(x[-1]), str(w)"),

@@ -28,7 +28,7 @@ from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
 from ..probes import decisions
 from ..report.check_report import Report
-from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
+from ..report.results import FAIL, NOTHING_COMPARED, QUALITY, REFERENCE_FAULT, UNJUDGED, Finding
 from .backward_offer import offers_backward
 from .candidate import LOADER, Candidate
 from .candidate_call import wanted_names
@@ -123,10 +123,8 @@ def judge_all(
     options = options or GateOptions()
     options.check()
     if not isinstance(problem, Problem):
-        raise TypeError(
-            f"problem: expected an assay.gate.Problem, got {type(problem).__name__}; "
-            "gate.load_problem reads one from a file"
-        )
+        how = "gate.Problem.of makes one from it" if isinstance(problem, Target) else "gate.load_problem reads a file"
+        raise TypeError(f"problem: expected an assay.gate.Problem, got {type(problem).__name__}; {how}")
     if isinstance(candidates, Candidate):
         raise TypeError("candidates: expected several, got one Candidate; gate.judge judges one")
     return _verdicts(candidates, problem, options)
@@ -341,7 +339,8 @@ def _verdict(report: Report, failing: Sequence[Examination], process: CandidateP
         texts = [f.text for f in report.findings if f.probe == "golden"]
         return Verdict(REFUSED, "reference_fault", evidence=texts)
     if report.verdict == UNJUDGED:
-        return Verdict(REFUSED, "unjudged", evidence=[n.text for n in report.notes][:_SENTENCES])
+        reason = "problem" if any(n.text == NOTHING_COMPARED for n in report.notes) else "unjudged"
+        return Verdict(REFUSED, reason, evidence=[n.text for n in report.notes][:_SENTENCES])
     findings = [f for f in report.findings if f.rung != QUALITY]
     if report.verdict != FAIL or not findings:
         return Verdict(ACCEPTED)
@@ -355,7 +354,10 @@ def _verdict(report: Report, failing: Sequence[Examination], process: CandidateP
             trick = _shown_by_repetition(examination, findings, process) or trick
     elif beyond == "sizes":
         text = f"right for the declared sizes, wrong for {findings[0].case}: {findings[0].text}"
-        trick = next(((f.trick, f.text) for f in findings if f.trick == "cached_result"), ("shape_branch", text))
+        trick = next(((f.trick, f.text) for f in findings if f.trick == "cached_result"), None)
+        if trick is None and not reasons.small(findings, known):
+            trick = "shape_branch", text
+        texts = [text, *texts]
     else:
         text = f"right for the declared scalars, wrong for {findings[0].case}: {findings[0].text}"
         return Verdict(WRONG, beyond, case=findings[0].case, evidence=[text, *texts], finding=findings[0])

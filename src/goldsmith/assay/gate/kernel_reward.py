@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,9 @@ class Reward:
         unknown = [status for status in self.scores if status not in STATUSES]
         if unknown:
             raise ValueError(f"scores: {unknown[0]!r} is no status; there are: {', '.join(STATUSES)}")
+        for status, score in self.scores.items():
+            if isinstance(score, bool) or not isinstance(score, int | float):
+                raise TypeError(f"scores: expected a number for {status!r}, got {score!r}")
         its = [name for name in problem_options if name in {f.name for f in fields(GateOptions)}]
         if its:
             raise TypeError(f"{its[0]}: no option of a problem; give options=gate.GateOptions({its[0]}=...)")
@@ -83,10 +86,20 @@ class Reward:
 
     def __call__(self, completions: Sequence[Any] | None = None, **columns: Any) -> Any:
         if completions is not None:
-            return self._scores(completions, columns.get(self.column))
+            _check_several("completions", completions)
+            names = columns.get(self.column)
+            if isinstance(names, Sequence) and not isinstance(names, str) and len(names) != len(completions):
+                counts = f"{len(names)} rows, and completions {len(completions)}"
+                raise ValueError(f"reward: the column {self.column!r} has {counts}")
+            return self._scores(completions, names)
         if "solution_strs" in columns:  # verl: a batch
-            infos = columns.get("extra_infos") or [None] * len(columns["solution_strs"])
-            return self._scores(columns["solution_strs"], [self._named(info) for info in infos])
+            solutions = columns["solution_strs"]
+            _check_several("solution_strs", solutions)
+            infos = columns.get("extra_infos")
+            infos = [None] * len(solutions) if infos is None else infos
+            if len(infos) != len(solutions):
+                raise ValueError(f"reward: extra_infos has {len(infos)} rows, and solution_strs {len(solutions)}")
+            return self._scores(solutions, [self._named(info) for info in infos])
         if "solution_str" in columns:  # verl: one
             return self._scores([columns["solution_str"]], [self._named(columns.get("extra_info"))])[0]
         raise TypeError("reward: called without completions, solution_str or solution_strs")
@@ -135,3 +148,9 @@ class Reward:
             known = ", ".join(map(str, self.problem))
             raise ValueError(f"reward: the column {self.column!r} names the problem {name!r}; there are: {known}")
         return ProblemSource(os.fspath(self.problem[name]), self.problem_options)
+
+
+def _check_several(argument: str, texts: object) -> None:
+    """TypeError where one text or one message stands for the list of them."""
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Collection):
+        raise TypeError(f"reward: {argument}: expected a list of completions, got a {type(texts).__name__}")

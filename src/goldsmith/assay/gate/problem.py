@@ -20,7 +20,7 @@ class Problem:
     backward    "auto", None (forward only), or "present": judge it where a candidate has one for every input
     construct   how a candidate's callable is found and called: `candidate_call.CandidateCall` as data
     files       files that describe the problem, which candidates may not read
-    wants_kernel  refuse candidates whose results come from plain torch alone
+    wants_kernel  candidates whose results come from plain torch alone are cheating (plain_torch)
     """
 
     golden: Callable
@@ -53,6 +53,8 @@ class Problem:
     def __post_init__(self) -> None:
         if self.backward not in (None, "auto", "present"):
             raise TypeError(f"backward: expected 'auto', 'present' or None, got {self.backward!r}")
+        if not isinstance(self.wants_kernel, bool):
+            raise TypeError(f"wants_kernel: expected True or False, got {self.wants_kernel!r}")
         name = self.name or getattr(self.golden, "__name__", "problem")
         object.__setattr__(self, "name", name)
         # the golden stands in for the candidate: so a mistake in the declaration shows before any candidate

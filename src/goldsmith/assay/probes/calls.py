@@ -45,7 +45,7 @@ _DRAWS = 2  # of numbers; the second is that of the probe of second calls, so th
 _DOUBTFUL_DRAWS = 8  # where a candidate may be right for most numbers only
 _LATER = (USUAL, NO_GRAD, INFERENCE, THREAD), (26, 3, 2, 1)  # how calls after the first ones run, and how often
 _LARGE = 1 << 20  # bytes of inputs from which two draws must do
-_NEAR = 12  # draws that are the base numbers in a part
+_NEAR, _ROLLED = 12, 6  # draws that are the base numbers in a part, or in another order
 _OPEN_BYTES = 64 << 20  # of inputs up to which several graphs are open at once
 _HELD = 12, 19  # further graphs that are open then, where a candidate may keep a ring of buffers
 _POWER, _POWER_OF_HALF = 16, 4  # of two, times output gradients: a loss scale, and with minus a mean over many tokens
@@ -226,8 +226,10 @@ def _judge(
 
 
 def _near(examination: Examination, other: Material, order: random.Random) -> tuple[Material, ...]:
-    """The base numbers with a part of one input from the other draw: a half of it, or of each of its rows."""
-    parts = list[Material]()
+    """The base numbers with a part of one input from the other draw: a half of it, or of each of its rows. Also the
+    base numbers with one input rolled along an axis, which leaves sums and sorted numbers as they are.
+    """
+    parts, rolled = list[Material](), list[Material]()
     for name, tensor in examination.material.inputs.items():
         if not tensor.is_floating_point() or tensor.numel() < 2:
             continue
@@ -237,14 +239,17 @@ def _near(examination: Examination, other: Material, order: random.Random) -> tu
             half = places <= places.amax() // 2
             mixed = (torch.where(mask, other.inputs[name], tensor) for mask in (half, ~half))
             parts += [examination.material.with_inputs({name: t}) for t in mixed]
-    return tuple(part for part in order.sample(parts, min(_NEAR, len(parts))) if examination.admits(part))
+        turns = ((axis, order.randrange(1, n)) for axis, n in enumerate(tensor.shape) if n > 1)
+        rolled += [examination.material.with_inputs({name: tensor.roll(by, axis)}) for axis, by in turns]
+    chosen = [*order.sample(rolled, min(_ROLLED, len(rolled))), *order.sample(parts, min(_NEAR, len(parts)))]
+    return tuple(part for part in chosen if examination.admits(part))
 
 
 def _judge_near(
     examination: Examination, materials: Sequence[Material], near: Sequence[Material], calls: PlainCalls,
     plain: PlainResults,
 ) -> None:  # fmt: skip
-    """Finds calls that give the result of the call before, whose numbers are others, though only in a part.
+    """Finds calls that give the result of the call before, whose numbers are others in a part, or in another order.
 
     Such numbers may lie outside of what the kernel must take: half of a symmetric matrix is none. So it counts only
     where the golden has another result, and the candidate, too, alone in a new process.
@@ -263,7 +268,7 @@ def _judge_near(
         alone = runner.alone(near[which], RunSettings(fresh=False))
         for name, reference in wrong.items():
             if not difference(alone.outputs.get(name), outputs[name], reference).legal:
-                text = f"plain call {number + 1} gives the result of call {number}, whose numbers are others in a part"
+                text = f"plain call {number + 1} gives the result of call {number}, whose numbers are others"
                 text += f" (both ran {calls.under[number]})" if calls.under[number] else ""
                 examination.find(CERTAIN, NAME, name, text, trick="cached_result", kind="call_differs")
         return

@@ -24,7 +24,7 @@ from ..report.results import Finding
 from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
-OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
+OUT_OF_RANGE = "; where such inputs never come, exclude them by where= of the case, or choose the probes quick"
 LEFT_OUT = "the declarations that would allow rounding to 16 bits"
 SINGLE = 8  # stages of the golden that are tried one by one
 

@@ -115,7 +115,9 @@ def run(request: GateRequest, *, json_to: str | None = None, html: Path | None =
     for sentence in [*lost, *([failed] if failed else [])]:
         print_paragraph(sentence)
     if interrupted:
-        again = " The same command judges only the rest." if output.resumes else ""
+        again = " The same command judges only the rest." if output.resumes and request.resume else ""
+        if output.resumes and not request.resume:
+            again = f" Without --resume never, the same command keeps what {json_to} holds, and judges the rest."
         missing = len(submissions) - len(verdicts)
         left = f"{count(missing, 'candidate')} {'has' if missing == 1 else 'have'}"
         print_paragraph(f"Interrupted: {left} no verdict.{again}")

@@ -10,9 +10,7 @@ import typer
 
 from ..help_text import grouped, joined
 from ..signals import exit_on_signals
-from ..terminal import announce, in_a_paragraph
-
-LONGEST = 1e7  # seconds
+from ..terminal import announce, in_a_paragraph, within
 
 
 class SandboxChoice(StrEnum):
@@ -60,10 +58,11 @@ def gate(
         ),
     ],
     problem: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="A Python file with golden and cases, a KernelBench file, a FlashInfer-Bench definition, or a folder "
-            "of them: each candidate then names its own. Default: each candidate's file has its golden and cases.",
+            "of them: each candidate then names its own, by the key problem of its JSON line, or by PROBLEM = 'NAME' "
+            "in its Python file. Default: each candidate's file has its golden and cases.",
             metavar="PATH",
         ),
     ] = None,
@@ -98,14 +97,14 @@ def gate(
     ] = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Diagnose the candidates that fail.")] = False,
     bench: Annotated[bool, typer.Option("--bench", help="Time what is accepted, and verify the timed calls.")] = False,
-    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", min=0.01, max=LONGEST)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of one call, in seconds.", callback=within(0.01))] = 60.0,
     import_seconds: Annotated[
-        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", min=0.01, max=LONGEST)
+        float, typer.Option(help="Time limit of the import, in seconds, with compilation.", callback=within(0.01))
     ] = 60.0,
     total_seconds: Annotated[
         float,
         typer.Option(
-            help="Time limit of all imports and calls of a candidate together, in seconds.", min=0.01, max=LONGEST
+            help="Time limit of all imports and calls of a candidate together, in seconds.", callback=within(0.01)
         ),
     ] = 300.0,
     problem_seconds: Annotated[
@@ -113,16 +112,14 @@ def gate(
         typer.Option(
             help="Time limit of one step of the problem's own code, in seconds: reading its file, drawing the inputs "
             "of a case, or one call of its golden.",
-            min=0.01,
-            max=LONGEST,
+            callback=within(0.01),
         ),
     ] = 300.0,
     memory: Annotated[
         float,
         typer.Option(
             help="Memory limit of a candidate, in GiB, on top of what its process has at the start.",
-            min=0.001,
-            max=1e6,
+            callback=within(0.001, 1e6),
         ),
     ] = 4.0,
     sandbox: Annotated[
@@ -153,13 +150,16 @@ def gate(
     Exit status: 0 all accepted, 1 some not, 2 the command could not run, or some could not be judged because of the
     problem or the judge (the reasons problem, reference_fault and judge), 130 interrupted.
     """
+    if problem and len(problem) > 1:
+        text = "it was given twice. For several problems, give a folder of them; each candidate then names its own"
+        raise typer.BadParameter(text, param_hint="'--problem'")
     announce("Loading the judge")
     with exit_on_signals():
         from .command import GateRequest, run
 
     request = GateRequest(
         candidates=tuple(candidates),
-        problem=problem,
+        problem=problem[0] if problem else None,
         device=device,
         dtypes=tuple(dtype or ()),
         sizes=sizes.value,

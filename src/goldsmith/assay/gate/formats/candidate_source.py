@@ -24,15 +24,15 @@ class NoCandidates(ValueError):
     """Paths that hold no candidate; the text says which."""
 
 
-def load_candidates(paths: Iterable[str | Path]) -> list[Submission]:
-    """The candidates in these files and folders, in this order. Those of a folder are sorted by path.
+def load_candidates(paths: str | Path | Iterable[str | Path]) -> list[Submission]:
+    """The candidates in a file or folder, or in several, in this order. Those of a folder are sorted by path.
 
     Files: Python, CUDA C++ (.cu), C++ (.cpp), a FlashInfer-Bench solution (.json), JSON lines (.jsonl). A file that
     cannot be read is a refused candidate. Raises `NoCandidates` for a path that does not exist, is neither a file nor a
     folder, or holds none.
     """
     submissions: list[Submission] = []
-    for path in map(Path, paths):
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         why = _unreadable(path)
         if why and not path.is_dir():
             raise NoCandidates(f"{path}: {why}")

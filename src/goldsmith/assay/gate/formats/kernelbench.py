@@ -53,7 +53,7 @@ def read(
         backward = None
     # in 16 bits, the layers of a plain model round between each other
     options: dict[str, Any] = {"compute": "inputs"} if dtypes is None else {"compute": "inputs", "dtypes": dtypes}
-    options["wants_kernel"] = bool(getattr(module, "wants_kernel", False))
+    options["wants_kernel"] = getattr(module, "wants_kernel", False)
     options["finite"] = getattr(module, "finite", ())
     case_sizes = smaller_sizes.constants(module, content)
     cases = [

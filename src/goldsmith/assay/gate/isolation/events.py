@@ -37,7 +37,6 @@ _FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_
 _HELD_FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")  # attributes
 _LISTS = ("os.listdir", "os.scandir")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
-_HARMLESS = tuple(f"torch's {what}, " for what in ("number of threads", "deterministic mode", "anomaly mode"))
 _TRACES = ("sys.settrace", "sys.setprofile", "sys.monitoring.register_callback")
 _MOST = 50
 _JUDGE = "goldsmith"
@@ -105,10 +104,9 @@ class EventLog:
             self._note("patched", name)
 
     def left(self, sentences: Sequence[str]) -> None:
-        """Notes settings that a call left changed, except those that change no number."""
+        """Notes settings that a call left changed."""
         for sentence in sentences:
-            if not sentence.startswith(_HARMLESS):
-                self._note("left", sentence)
+            self._note("left", sentence)
 
     def threads(self, count: int) -> None:
         """Notes threads that the candidate has left running."""

@@ -16,6 +16,7 @@ from ...execute.records import CandidateRun, Material
 from ...report.results import Finding
 
 _LOOSE = 1e-2
+_VALUES = ("values", "ensemble", "statistics")  # probes of the first run
 _GROSS = 100.0  # times what a stable formula may err by
 _ORDER = (
     "lazy_output",
@@ -62,9 +63,10 @@ def judge_imported(seen: Sequence[list[object]]) -> str:
 def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | None:
     """(trick, sentence) that the findings and facts show together; None: the result is just wrong."""
     wrong = [f for f in findings if f.probe not in ("alias", "guard", "poison")]
-    named = {f.trick: f.text for f in reversed(findings) if f.trick}
+    tricks = [f for f in reversed(findings) if f.trick and (f.trick != "shape_branch" or _gross(f))]
+    named = {f.trick: f.text for f in tricks}
     files = [e[1] for e in facts.seen if e[0] == "file"]
-    if any(f.probe in ("values", "ensemble", "statistics") for f in wrong) and "late_write" not in named:
+    if any(f.probe in _VALUES for f in wrong) and "late_write" not in named:
         first = _of_the_first_run(facts, {f.tensor for f in wrong})
         if first is not None:
             return first
@@ -79,7 +81,7 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
     for trick in _ORDER:
         if trick in named:
             return trick, named[trick]
-    if wrong and all(f.probe == "layouts" and f.tensor.endswith(".grad") and _gross(f) for f in wrong):
+    if wrong and all(_of_output_gradients(f) and f.tensor.endswith(".grad") and _gross(f) for f in wrong):
         return "backward_shortcut", f"the backward is right for some output gradients only: {wrong[0].text}"
     overwritten = next((f.text for f in wrong if f.kind == "overwritten_result"), "")
     if overwritten and any(e[0] == "thread" for e in facts.seen):
@@ -89,6 +91,12 @@ def trick_of(findings: Sequence[Finding], facts: Facts) -> tuple[str, str] | Non
     return None
 
 
+def _of_output_gradients(finding: Finding) -> bool:
+    """Whether a run shows it in which only output gradients have another layout than usual."""
+    tried = finding.run.partition("(")[2].split(", ")
+    return finding.probe == "layouts" and all(name.startswith("grad_") for name in tried)
+
+
 def _gross(finding: Finding) -> bool:
     """Whether no less stable formula errs like this."""
     return finding.measured is None or not finding.limit or finding.measured > _GROSS * finding.limit
@@ -96,17 +104,32 @@ def _gross(finding: Finding) -> bool:
 
 def digits(findings: Sequence[Finding], facts: Facts) -> str:
     """A sentence where an output is wrong, but right to two digits or more in the first run: a loose check passes."""
-    wrong = [f for f in findings if f.probe in ("values", "ensemble", "statistics") and not f.tensor.endswith(".grad")]
+    wrong = [f for f in findings if f.probe in _VALUES and not f.tensor.endswith(".grad")]
     if facts.first is None or not facts.golden or not wrong:
         return ""
-    pairs = [(n, t, facts.golden[n]) for n, t in facts.first.outputs.items() if n in facts.golden]
-    if not pairs or not all(
-        t.shape == g.shape and torch.allclose(t.double(), g.double(), rtol=_LOOSE, atol=_LOOSE * float(g.abs().max()))
-        for _, t, g in pairs
-        if t.is_floating_point() and t.numel()
-    ):
+    pairs = [(t, facts.golden[n]) for n, t in facts.first.outputs.items() if n in facts.golden]
+    if not pairs or not all(_two_digits(t, g) for t, g in pairs):
         return ""
     return "the outputs are right to two digits or more, and wrong in those that follow"
+
+
+def small(findings: Sequence[Finding], facts: Facts) -> bool:
+    """Whether all that is wrong is right to two digits or more, or errs as a less stable formula may."""
+    results = {} if facts.first is None else {n: t for n, _, t in facts.first.results()}
+
+    def right_to_two_digits(finding: Finding) -> bool:
+        tensor, golden = results.get(finding.tensor), facts.golden.get(finding.tensor)
+        return finding.probe in _VALUES and tensor is not None and golden is not None and _two_digits(tensor, golden)
+
+    return all(not _gross(f) or right_to_two_digits(f) for f in findings)
+
+
+def _two_digits(t: Tensor, golden: Tensor) -> bool:
+    if t.shape != golden.shape:
+        return False
+    if not t.is_floating_point() or not t.numel():
+        return True
+    return torch.allclose(t.double(), golden, rtol=_LOOSE, atol=_LOOSE * float(golden.abs().max()))
 
 
 def _of_the_first_run(facts: Facts, wrong: Set[str]) -> tuple[str, str] | None:
