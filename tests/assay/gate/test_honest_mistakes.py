@@ -43,6 +43,14 @@ def test_a_softmax_whose_backward_is_wrong_by_a_factor_is_no_shortcut(factor):
     assert (verdict.status, verdict.reason) == ("wrong", "values"), verdict.evidence
 
 
+@pytest.mark.parametrize("gradient", ["y * (1 - y.sum(-1, keepdim=True))", "0 * y"])
+def test_a_softmax_whose_backward_leaves_out_its_output_gradient_is_one(gradient):
+    source = SOFTMAX.replace("FACTOR * (g - (g * y).sum(-1, keepdim=True))", gradient)
+    problem = gate.Problem(lambda x: x.softmax(-1), rows)
+    verdict = gate.judge(gate.Candidate("softmax", source), problem, probes="values", seed=2)
+    assert (verdict.status, verdict.reason) == ("cheating", "backward_shortcut"), verdict.evidence
+
+
 @assay.case(N=[64])
 def squares(make, N):
     return {"a": make.normal(N, N), "b": make.normal(N, N)}

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...execute.records import CandidateRun, RunSettings
 from ...judge import ladder
+from ...judge.agreement import same_bits
 from ...judge.examination import Examination
 from ...report.results import Finding
 from ..isolation.candidate_process import CandidateProcess
@@ -37,7 +38,7 @@ def of_ones(examination: Examination, findings: Sequence[Finding], process: Cand
     """(trick, sentence) if only gradients are wrong, and these are right for output gradients of 1.
 
     That shows nothing where half of the gradient would pass as well, as for a softmax, where the right one is 0. But a
-    backward that returns 0 for all output gradients is one that leaves them out.
+    backward that returns the same for other output gradients leaves them out.
     """
     wrong = {f.tensor for f in findings if f.probe in ("values", "ensemble", "statistics")}
     if not wrong or not all(name.endswith(".grad") for name in wrong):
@@ -52,7 +53,7 @@ def of_ones(examination: Examination, findings: Sequence[Finding], process: Cand
             return None
         if not ladder.judge(name, grad, against).ok:
             return None
-        if bool(usual.count_nonzero()) and ladder.judge(name, grad / 2, against).ok:
+        if not same_bits(usual, grad) and ladder.judge(name, grad / 2, against).ok:
             return None
     return "backward_shortcut", f"{', '.join(sorted(wrong))} would be right if every output gradient were 1"
 
