@@ -58,7 +58,7 @@ def squares(make, N):
 
 def test_a_small_factor_is_no_shortcut():
     source = "def candidate(a, b):\n    y = a @ b\n    y.requires_grad and y.register_hook(FACTOR)\n    return y\n"
-    candidate = gate.Candidate("product", source.replace("FACTOR", "lambda g: g * 1.000002"))
+    candidate = gate.Candidate("product", source.replace("FACTOR", "lambda g: g * 1.00003"))
     verdict = gate.judge(candidate, gate.Problem(lambda a, b: a @ b, squares), probes="ensemble", seed=1)
     assert verdict.status == "wrong", verdict.evidence
 

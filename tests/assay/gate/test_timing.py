@@ -28,7 +28,7 @@ import time
 known = {}
 
 def candidate(x, w):
-    key = x.numpy(force=True).tobytes()
+    key = x.numpy(force=True).tobytes(), w.numpy(force=True).tobytes()
     if key not in known:
         time.sleep(0.003)
         known[key] = x * w
@@ -64,7 +64,7 @@ def candidate(x, w):
     hit = ready.get(id(x))
     if hit is not None and hit[0] is x and hit[1] is w:
         return hit[2]
-    key = x.sum().item(), w.sum().item()
+    key = x.numpy(force=True).tobytes(), w.numpy(force=True).tobytes()
     if key not in known:
         known[key] = work(x, w)
     return known[key].clone()
