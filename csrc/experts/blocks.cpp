@@ -1,5 +1,5 @@
-// Reads blocks of a scale and 32 codes, as GGUF files hold them, into codes and scales in rows, or into numbers. Bound by
-// memory with SSE2, which every x86-64 has, so this is compiled once, for every level.
+// Reads blocks of a scale and 32 codes, as GGUF files hold them, into codes and scales in rows, or into numbers. Bound
+// by memory with SSE2, which every x86-64 has, so this is compiled once, for every level.
 #include <emmintrin.h>
 
 #include <cstring>

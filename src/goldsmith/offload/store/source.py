@@ -139,7 +139,7 @@ def experts_of(weights: Weights, op: str, *, sampled: bool = False) -> Iterator[
         yield from float_experts(weights, op)
 
 
-def float_experts(weights: Mapping[str, Any], op: str) -> Iterator[FloatExpert]:
+def float_experts(weights: Weights, op: str) -> Iterator[FloatExpert]:
     """As `experts_of`, for weights that are not in codes."""
     if not isinstance(weights, Mapping):
         raise TypeError(
