@@ -83,6 +83,13 @@ class ModelRun:
         for label, peer in self.peers.items():
             yield self._row(label, peer)
 
+    def has_outcome(self, label: str) -> bool:
+        """Whether an engine has a rate or a reason for none; an interrupt leaves others without either."""
+        if label in self.lacks:
+            return True
+        measured = self.measured[label]
+        return bool(measured.prompt or measured.decode or measured.failed)
+
     def _row(self, label: str, peer: Peer) -> GenerateRow:
         row = GenerateRow(
             self.shape.name, self.shape.sizes, self.all_layers, self.precision.format, self.precision.dense, peer.name,

@@ -111,7 +111,7 @@ def _measured(
         try:
             _show(rows(), current)
         finally:  # also where a second interrupt comes while they are shown
-            current.write(rows())
+            current.write([row for row in rows() if model.has_outcome(row.label)])
     return rows()
 
 

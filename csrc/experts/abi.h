@@ -110,3 +110,20 @@ typedef struct {
 
 // Runs in the calling thread alone: callers pack experts in several threads.
 GS_API gs_status gs_write_panels(const gs_panel_args* args);
+
+// Blocks of a scale and 32 codes. Either `numbers` or `codes` and `scales` are written.
+typedef struct {
+    size_t size;
+    const void* blocks;
+    int64_t count, block_bytes;
+    int64_t scale_bytes;  // at the beginning of a block: 2 for float16, 1 for E8M0
+    int64_t nibbles;      // 1: 16 bytes, first the low nibbles, then the high ones. 0: 32 bytes, int8
+    int64_t flip;         // exclusive or of each byte of nibbles
+    void* codes;          // nibbles two to a byte, in order, the first one low
+    void* scales;
+    float* numbers;    // int8, or a nibble less 8, times the scale in float16
+    int64_t infinite;  // output, with `scales`: how many are infinite or NaN
+} gs_block_args;
+
+// Runs in the calling thread alone.
+GS_API gs_status gs_read_blocks(gs_block_args* args);

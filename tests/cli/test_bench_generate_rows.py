@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 pytest.importorskip("gguf", reason="comes with the extra hf")
 
-from benchmarks.generate import room
+from benchmarks.generate import model_run, room, run
 from benchmarks.generate.engines import peers
 from benchmarks.generate.engines.peers import Precision, Setting
 from benchmarks.generate.engines.processes import EngineError
@@ -72,6 +72,41 @@ def test_a_run_goes_on_after_the_rows_of_its_file(tmp_path):
     assert len(earlier(str(rows))) == 2
     with pytest.raises(Failure, match="--resume reads the file of --json: give one"):
         earlier(None)
+
+
+def test_an_interrupt_leaves_no_row_without_a_rate_or_a_reason(tmp_path, monkeypatch):
+    def peer(name, **attributes):
+        known = {"in_python": False, "budget": None, "plan": "", "lacks": lambda precision: None}
+        known |= {"dense": lambda precision: precision.dense, "bytes": lambda *sizes: 0}
+        return SimpleNamespace(name=name, label=name, **(known | attributes))
+
+    engines = [peer(name) for name in ("whole", "first round", "failed", "waiting")]
+    engines.append(peer("unfit", lacks=lambda precision: "has no int4"))
+    monkeypatch.setattr(
+        model_run.room, "fitted", lambda *_: SimpleNamespace(layers=2, checked=2, together=True, why="")
+    )
+    request, setting, precision = run.GenerateRequest(rounds=1), Setting(1, "cpu", 64), Precision("int4", "int4")
+    model = model_run.ModelRun(request, setting, TINY, precision, None, engines, tmp_path, console(stderr=True))
+
+    def interrupted():
+        model.measured["whole"].prompt, model.measured["whole"].decode = [5.0], [2.0]
+        model.measured["first round"].prompt = [4.0]
+        model.measured["failed"].failed = "failed ended with signal 9"
+        model.notes["waiting"] = "computes in float32"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "measure", interrupted)
+    written = []
+    conditions = SimpleNamespace(device="cpu", machine="m", versions={}, commit="c", date="d")
+    current = SimpleNamespace(
+        conditions=conditions, load=None, shown=0, err=console(stderr=True), stream=console(), write=written.extend
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run._measured(model, current, {}, measured_before=[], rounds=1)
+    assert [row.label for row in written] == ["whole", "first round", "failed", "unfit"]
+    planned = [replace(row, decode=None, prompt=None, note="") for row in written]
+    assert measured(planned[:1], written, 1) == written[:1]
+    assert all(measured(planned[:n], written, 1) is None for n in (2, 3))  # these are measured again
 
 
 def test_engines_take_turns_and_one_that_ends_is_not_waited_for():

@@ -329,3 +329,41 @@ def test_a_missing_or_wrong_tensor_is_named(tmp_path):
         other = models.transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match="blk.1.ffn_gate_exps.weight is missing"):
         hf.convert(other, checkpoint=file)
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    """A list that grows by one with each table of names that the package gguf builds."""
+    plain, calls = gguf_files.gguf.get_tensor_name_map, []
+    monkeypatch.setattr(gguf_files.gguf, "get_tensor_name_map", lambda *args: calls.append(args) or plain(*args))
+    return calls
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_names_are_those_of_transformers_from_one_table(family, tmp_path, tables):
+    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+    model = models.model(family, **({} if family == "gpt_oss" else SMALL))
+    file = gguf_files.write(tmp_path / "model.gguf", model)
+    tables.clear()
+    checkpoint = open_checkpoint(file, model)
+    names = checkpoint.names
+    assert len(tables) == 1
+    known = get_gguf_hf_weights_map(model, checkpoint._processor)
+    assert len(tables) == 1 + len(list(model.modules()))
+    sinks = {f"{stored}.weight": name for stored, name in known.items() if name.endswith("sinks")}
+    assert {stored: name for name, stored in names.items()} == {
+        stored: name for stored, name in (known | sinks).items() if stored in names.values()
+    }
+    assert set(names) <= {name for name, _ in model.named_parameters()}
+
+
+def test_names_that_only_a_module_below_knows_are_used(tmp_path):
+    file, model = write_gguf(tmp_path)
+    outer = torch.nn.Module()
+    outer.config, outer.inner = model.config, model
+    wanted = {f"inner.{name}": stored for name, stored in open_checkpoint(file, model).names.items()}
+    assert open_checkpoint(file, outer).names == wanted

@@ -1,9 +1,13 @@
 """The key, the samples and the store of a GGUF file's experts, and its dense part on several threads."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
 
+from goldsmith.core import native
+from goldsmith.experts.packed import panels
 from hf import gguf_files
 from hf.gguf_files import Type
 
@@ -17,6 +21,7 @@ from goldsmith.hf.offload.weights import coded_experts
 from goldsmith.offload import from_pretrained
 from goldsmith.offload.store.samples import sampled_rows
 from goldsmith.offload.store.source_key import fingerprint_and_key
+from goldsmith.offload.store.writer import build
 from hf.test_gguf import KEPT, on_meta, write_gguf
 
 RECIPE = {"format": "auto", "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None}
@@ -127,3 +132,92 @@ def test_a_large_tensor_is_decoded_in_slices(kind, monkeypatch):
     monkeypatch.setattr(blocks, "worth", lambda: 3)
     numbers = blocks.weights(kind, data)
     assert numbers.shape == whole.shape and np.array_equal(numbers.numpy(), whole)
+
+
+# -- the native library -----------------------------------------------------------------------------------------------
+
+NATIVE = [kind for kind, known in blocks.EXACT.items() if known.native is not None]
+needs_native = pytest.mark.skipif(native.reason() is not None, reason=str(native.reason()))
+
+
+def every_scale(kind, seed=0):
+    """Random blocks, one with each scale that the type can have, finite or not."""
+    own = blocks.EXACT[kind]
+    width, count = own.scales.itemsize, 256**own.scales.itemsize
+    data = np.random.default_rng(seed).integers(0, 256, (count, own.nbytes), np.uint8)
+    data[:, :width] = np.arange(count, dtype=f"<u{width}").view(np.uint8).reshape(count, width)
+    return data
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", NATIVE, ids=lambda kind: kind.name)
+def test_blocks_are_read_natively_as_in_numpy(kind):
+    own, data = blocks.EXACT[kind], every_scale(kind)
+    whole = own.native.read(data)
+    for at in (slice(0, None), slice(5, 6), slice(7, 40)):
+        ours, plain = own.native.read(data[at]), blocks._codes_in_numpy(kind, data[at], own.format)
+        assert ours[2] == plain[2]
+        for mine, theirs, all_of in zip(ours[:2], plain[:2], whole[:2]):
+            assert mine.dtype == theirs.dtype and mine.numel() == theirs.numel()
+            assert np.array_equal(bits(mine).ravel(), bits(theirs).ravel())
+            assert np.array_equal(bits(mine), bits(all_of[at]))
+
+
+@needs_native
+@pytest.mark.parametrize("kind", NATIVE, ids=lambda kind: kind.name)
+def test_each_scale_that_is_not_finite_is_noticed(kind):
+    own, data = blocks.EXACT[kind], every_scale(kind)
+    scales = data[:, 0] if kind == Type.MXFP4 else data[:, :2].copy().view(np.float16)[:, 0]
+    finite = scales != 255 if kind == Type.MXFP4 else np.isfinite(scales)
+    for scale in np.concatenate((np.flatnonzero(~finite), np.flatnonzero(finite)[::501])):
+        assert own.native.read(data[[3, scale, 4]])[2] == finite[scale]
+
+
+@needs_native
+@pytest.mark.parametrize("kind", blocks.DECODED, ids=lambda kind: kind.name)
+def test_numbers_are_those_of_the_package(kind):
+    """Every scale, subnormal ones too, even where the processor takes subnormal floats for zero."""
+    data = every_scale(kind).reshape(512, -1)
+    with np.errstate(invalid="ignore"):
+        plain = gguf_files.gguf.dequantize(data, kind)
+    for flushed in (False, True):
+        numbers = np.empty(plain.shape, np.float32)
+        torch.set_flush_denormal(flushed)
+        try:
+            blocks.EXACT[kind].native.decode(data, numbers)
+        finally:
+            torch.set_flush_denormal(False)
+        there = ~np.isnan(plain)
+        assert np.array_equal(np.isnan(numbers), ~there) and np.array_equal(bits(numbers[there]), bits(plain[there]))
+
+
+@needs_native
+def test_blocks_of_another_size_are_refused():
+    own, data = blocks.EXACT[Type.Q4_0].native, np.zeros((4, 36), np.uint8)
+    with pytest.raises(ValueError, match=r"blocks are uint8 \[4, 35\], expected contiguous bytes, 18 a block"):
+        own.read(data[:, :35])
+    with pytest.raises(ValueError, match=r"numbers are float32 \[4, 32\], expected 8 blocks in float32"):
+        own.decode(data, np.empty((4, 32), np.float32))
+    args = own._args(data)
+    args.block_bytes = 34
+    with pytest.raises(RuntimeError, match="blocks of 34 bytes with scales of 2, expected scales of 1 or 2 and 16"):
+        native.check(native.library().gs_read_blocks(ctypes.byref(args)))
+
+
+@needs_native
+@pytest.mark.parametrize("kind", NATIVE, ids=lambda kind: kind.name)
+def test_the_store_has_the_same_bytes_without_the_native_library(kind, tmp_path, monkeypatch):
+    file, _ = write_gguf(tmp_path, (kind,) * 3, changes=TWO)
+    contents = []
+    for why in (None, "not here"):
+        monkeypatch.setattr(blocks, "reason", lambda why=why: why)
+        monkeypatch.setattr(panels, "reason", lambda why=why: why)
+        options = {name: RECIPE[name] for name in ("activation", "alpha", "limit")}
+        build(source_of(file), tmp_path / "store", format="auto", group_size=None, options=options, overwrite=True,
+              allow_nonfinite=False, progress=None)  # fmt: skip
+        contents.append((tmp_path / "store").read_bytes())
+    assert contents[0] == contents[1]

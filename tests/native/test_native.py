@@ -17,6 +17,7 @@ from goldsmith import experts
 from goldsmith.core import BackendUnavailable, native
 from goldsmith.experts import _native_abi
 from goldsmith.experts._arguments import base_of
+from goldsmith.experts._block_codes import BlockArgs
 from goldsmith.experts._conventions import NAMES
 from goldsmith.offload.decoding import _native_abi as step_abi
 from native.variants import library
@@ -30,7 +31,8 @@ LEVELS = native.LEVELS
 
 
 def structures(kind=native.Structure):
-    assert issubclass(step_abi.StepArgs, native.Structure)  # imported here: a structure counts once it is declared
+    for declared in (step_abi.StepArgs, BlockArgs):
+        assert issubclass(declared, native.Structure)  # imported here: a structure counts once it is declared
     return [kind_ for sub in kind.__subclasses__() for kind_ in (sub, *structures(sub))]
 
 

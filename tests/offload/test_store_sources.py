@@ -1,6 +1,7 @@
 """Sources of several kinds: mixed dtypes and codes, layers out of order; what the key of a store covers."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from experts.defaults import check
 from goldsmith import ShapeError, experts
 from goldsmith.offload import ExpertStore
 from goldsmith.offload.store import source_key, writer
-from goldsmith.offload.store.source import FloatExpert
+from goldsmith.offload.store.source import FloatExpert, coded
 from offload.stores import weights
 
 
@@ -41,6 +42,15 @@ def test_a_store_has_one_format(tmp_path, first, second, text):
     assert list(tmp_path.iterdir()) == []
     same = {i: packed(first, seed=i) if first else weights(seed=i) for i in range(2)}
     ExpertStore.build(same, tmp_path / "s").close()
+
+
+def test_codes_of_another_format_are_refused_before_they_are_read(tmp_path):
+    def read(number):
+        raise AssertionError(f"expert {number} was read")
+
+    source = {0: packed("int4"), 1: replace(coded(packed("mxfp4")), read=read)}
+    with pytest.raises(ValueError, match="layer 1: has codes of mxfp4"):
+        ExpertStore.build(source, tmp_path / "s")
 
 
 def test_a_layer_without_experts_is_refused(tmp_path):

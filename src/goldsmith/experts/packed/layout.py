@@ -241,6 +241,8 @@ def _panels(blob: Tensor, place: LayoutSlice, e: int, part: int) -> Tensor:
 
 
 def _cut_rows(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
+    if layout.partitions == 1:
+        return matrix
     blocks = FP8_BLOCK if layout.format == "fp8_block" else 1
     rows = slice(begin // blocks, -(-end // blocks))
     scales, zeros = (None if t is None else t[rows] for t in (matrix.scales, matrix.zeros))
@@ -248,6 +250,8 @@ def _cut_rows(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
 
 
 def _cut_inputs(layout: Layout, matrix: Codes, begin: int, end: int) -> Codes:
+    if layout.partitions == 1:
+        return matrix
     group, per_code = layout.group_size, layout.kind.per_code
     groups = slice(None) if group is None else slice(begin // group, -(-end // group))
     scales, zeros = (None if t is None else t[:, groups] for t in (matrix.scales, matrix.zeros))

@@ -109,7 +109,7 @@ def _write_natively(fmt: Format, place: LayoutSlice, panels: Tensor, matrix: Cod
     if panels.shape != (place.panels, place.panel_bytes) or not panels.is_contiguous():
         raise ValueError(f"panels are {list(panels.shape)}, expected [{place.panels}, {place.panel_bytes}] in a row")
     codes, scales, zeros = (_adjacent(part) for part in (matrix.codes, matrix.scales, matrix.zeros))
-    if codes is None or len(codes) != place.rows:
+    if codes is None or codes.shape[0] != place.rows:
         raise ValueError(f"codes are {list(matrix.codes.shape)}, expected {place.rows} rows")
     args = PanelArgs(
         codes=codes.data_ptr(), rows=place.rows, code_bytes=codes.shape[1] * codes.dtype.itemsize,

@@ -39,7 +39,7 @@ def digest(expert: FloatExpert | CodedExpert) -> bytes:
         for codes, rows in ((own.gate, inner), (own.up, inner), (own.down, hidden)):
             for part in (codes.codes, codes.scales, codes.zeros):
                 if part is not None:
-                    sha.update(_sampled_bytes(part, rows if expert.sampled else len(part), expert.sampled))
+                    sha.update(_sampled_bytes(part, rows if expert.sampled else part.shape[0], expert.sampled))
     for bias in expert.biases.values():
         sha.update(bytes_of(_sample(bias[None]).to(torch.float32)))
     return sha.digest()[:SAMPLE]
@@ -75,9 +75,10 @@ def _sample(matrix: Tensor) -> Tensor:
 def _sampled_bytes(part: Tensor, rows: int, sampled: bool) -> bytes:
     """The bytes of `_sample`, in NumPy, which is quicker. sampled: only the sampled ones of the `rows` rows are left"""
     whole = part if part.stride(1) == 1 or part.shape[1] < 2 else part.contiguous()
-    data, size = whole.view(torch.uint8).numpy(), part.dtype.itemsize
+    size = part.dtype.itemsize
+    data = (whole if whole.dtype == torch.uint8 else whole.view(torch.uint8)).numpy()
     places = enumerate(_places(rows, part.shape[1]))
-    return b"".join(data[i if sampled else row, begin * size : end * size].tobytes() for i, (row, begin, end) in places)
+    return b"".join([data[i if sampled else row, begin * size : end * size].data for i, (row, begin, end) in places])
 
 
 @functools.lru_cache(maxsize=256)

@@ -77,7 +77,7 @@ class CodedExperts:
 
     def whole(self) -> Iterator[CodedExpert]:
         threads = min(_THREADS, max(1, worth() // 2))
-        return made_ahead(self._read, range(self.num_experts), threads)
+        return made_ahead(self._read_apart, range(self.num_experts), threads)
 
     def samples(self) -> Iterator[CodedExpert]:
         """As `whole`, where possible with the rows of the sample only."""
@@ -86,9 +86,13 @@ class CodedExperts:
         with frozen():
             return iter([self._expert(e, sample, sampled=True) for e, sample in enumerate(self.read_samples())])
 
-    def _read(self, e: int) -> CodedExpert:
+    def expert(self, e: int) -> CodedExpert:
+        """Expert e, read in the calling thread, which must be `frozen`."""
+        return self._expert(e, self.read(e))
+
+    def _read_apart(self, e: int) -> CodedExpert:
         with frozen():  # the mode is of a thread
-            return self._expert(e, self.read(e))
+            return self.expert(e)
 
     def _expert(self, e: int, expert: Expert, sampled: bool = False) -> CodedExpert:
         return CodedExpert(self.layout, expert, {name: bias[e] for name, bias in self.biases.items()}, sampled)
@@ -128,10 +132,15 @@ def experts_of(weights: Weights, op: str, *, sampled: bool = False) -> Iterator[
     sampled   only the sample of each is needed
     """
     if isinstance(weights, PackedExperts):
-        weights = _coded(weights)
+        weights = coded(weights)
     if isinstance(weights, CodedExperts):
         yield from weights.samples() if sampled else weights.whole()
-        return
+    else:
+        yield from float_experts(weights, op)
+
+
+def float_experts(weights: Weights, op: str) -> Iterator[FloatExpert]:
+    """As `experts_of`, for weights that are not in codes."""
     if not isinstance(weights, Mapping):
         raise TypeError(
             f"{op}: weights are {kind(weights)}, expected a dict with {', '.join(KEYS[:2])} or a PackedExperts"
@@ -182,7 +191,8 @@ def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[s
     return FloatExpert(gate, up, down, bias_of)
 
 
-def _coded(base: PackedExperts) -> CodedExperts:
+def coded(base: PackedExperts) -> CodedExperts:
+    """The experts of packed weights in codes."""
     base = base.to("cpu")
     biases = {name: bias for name in BIASES if (bias := getattr(base, name)) is not None}
     return CodedExperts(base.layout, partial(read_expert, base.layout, base.gate_up, base.down), biases)

@@ -14,6 +14,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,14 +27,14 @@ from ...experts import PackedExperts
 from ...experts.packed.assembly import cut
 from ...experts.packed.formats import FORMATS, SCALE_NAMES
 from ...experts.packed.inputs import check_flag
-from ...experts.packed.layout import Layout
+from ...experts.packed.layout import Expert, Layout
 from ...experts.packed.memory import frozen
 from ...experts.packed.quantisation import check_group, check_scale_dtype, fitting_group
 from . import samples
 from .atomic_file import BUILDING, atomic_write
 from .blocks import PAGE, ExpertBlocks
 from .header import Header, LayerEntry, checked_options, checksum, prefix
-from .source import CodedExpert, CodedExperts, FloatExpert, Source, Weights, encode, experts_of, layers_of
+from .source import CodedExpert, CodedExperts, FloatExpert, Source, Weights, coded, encode, float_experts, layers_of
 
 _OP = "ExpertStore.build"
 _AHEAD = 2**28  # bytes of experts in codes that wait to be written, about
@@ -114,8 +115,11 @@ class Recipe:
         self.dtype: torch.dtype | None = None  # None: codes
         self.exact = True
 
-    def fit(self, expert: FloatExpert | CodedExpert, where: str, e: int) -> ExpertBlocks:
-        """The geometry, after a check that this expert has it. Raises ShapeError or ValueError if it differs."""
+    def fit(self, expert: FloatExpert | CodedExpert | CodedExperts, where: str, e: int) -> ExpertBlocks:
+        """The geometry, after a check that this expert has it. Raises ShapeError or ValueError if it differs.
+
+        The experts of a layer in codes share theirs, so one of them stands for all, and so does the layer.
+        """
         if self.blocks is None:
             self._fix_geometry(expert, where)
         blocks = self.blocks
@@ -133,7 +137,9 @@ class Recipe:
             raise ValueError(
                 f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first expert has {first_biases}"
             )
-        if isinstance(expert, CodedExpert) and expert.layout is not self._fitting:
+        if isinstance(expert, FloatExpert):
+            self._widen_dtype(expert, where, e)
+        elif expert.layout is not self._fitting:
             dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)
             if self.dtype is not None or dense != layout:
                 first = f"codes of {_format_name(layout)}" if self.dtype is None else "plain weights"
@@ -142,8 +148,6 @@ class Recipe:
                     "has one format"
                 )
             self._fitting = expert.layout
-        elif isinstance(expert, FloatExpert):
-            self._widen_dtype(expert, where, e)
         return blocks
 
     def _widen_dtype(self, expert: FloatExpert, where: str, e: int) -> None:
@@ -161,9 +165,9 @@ class Recipe:
                     "before it, cannot hold it exactly; pass format='fp32'"
                 )
 
-    def _fix_geometry(self, expert: FloatExpert | CodedExpert, where: str) -> None:
+    def _fix_geometry(self, expert: FloatExpert | CodedExpert | CodedExperts, where: str) -> None:
         hidden, inner = _sizes(expert)
-        if isinstance(expert, CodedExpert):
+        if not isinstance(expert, FloatExpert):
             own = expert.layout
             if self.format not in ("auto", own.format) or self.group_size not in (None, own.group_size):
                 raise ValueError(
@@ -194,15 +198,6 @@ def format_for(format: str, dtypes: list[torch.dtype]) -> str:
     return "bf16" if all(is_exact_in("bf16", dtype) for dtype in dtypes) else "fp32"
 
 
-class _Fitted(NamedTuple):
-    """An expert that has the store's geometry, and its place in the source for messages."""
-
-    expert: FloatExpert | CodedExpert
-    blocks: ExpertBlocks
-    where: str
-    number: int
-
-
 class _Packed(NamedTuple):
     block: Tensor
     checksums: bytes
@@ -225,40 +220,42 @@ class _Writer:
     def add(self, layer: int, weights: Weights) -> None:
         where = f"{_OP}: layer {layer}"
         self._entries.append(LayerEntry(layer, 0, self._done, b"", b""))
-        experts, count = experts_of(weights, where), _experts_in(weights)
-        if not isinstance(weights, (PackedExperts, CodedExperts)):
-            number = 0
-            for expert in experts:
-                self._write(self._packed(self._fitted(expert, where, number, count)))
-                del expert
-                number += 1
+        if isinstance(weights, PackedExperts):
+            weights = coded(weights)
+        count = _experts_in(weights)
+        if isinstance(weights, CodedExperts):
+            blocks = self._fit(weights, where, 0, count)
+            read_packed = partial(self._read_packed, weights, blocks)
+            threads = max(1, min(worth(), _AHEAD // weights.layout.expert_nbytes))
+            for packed in made_ahead(read_packed, range(weights.num_experts), threads):
+                self._write(packed)
             return
-        threads = max(1, min(worth(), _AHEAD // weights.layout.expert_nbytes))
-        fitted = (self._fitted(expert, where, number, count) for number, expert in enumerate(experts))
-        for packed in made_ahead(self._packed, fitted, threads):
-            self._write(packed)
+        number = 0
+        for expert in float_experts(weights, where):
+            blocks, sample = self._fit(expert, where, number, count), samples.digest(expert)
+            codes = encode(expert, blocks.layout, where, number, allow_nonfinite=self._recipe.allow_nonfinite)
+            self._write(self._packed(sample, codes, expert.biases, blocks))
+            del expert, codes
+            number += 1
 
-    def _fitted(self, expert: FloatExpert | CodedExpert, where: str, number: int, count: int | None) -> _Fitted:
-        blocks = self._recipe.fit(expert, where, number)
+    def _fit(self, weights: FloatExpert | CodedExperts, where: str, number: int, count: int | None) -> ExpertBlocks:
+        blocks = self._recipe.fit(weights, where, number)
         if not number:
             self._look_for_room(blocks, count)
-        return _Fitted(expert, blocks, where, number)
+        return blocks
 
-    def _packed(self, fitted: _Fitted) -> _Packed:
-        """Runs in several threads."""
-        expert, blocks, where, number = fitted
+    def _read_packed(self, weights: CodedExperts, blocks: ExpertBlocks, number: int) -> _Packed:
+        """Runs in several threads: one task does all for an expert, so that few wait for the GIL."""
         with frozen():  # the mode is of a thread
-            sample = samples.digest(expert)
-            if isinstance(expert, CodedExpert):
-                codes = expert.expert
-            else:
-                allowed = self._recipe.allow_nonfinite
-                codes = encode(expert, blocks.layout, where, number, allow_nonfinite=allowed)
-            try:
-                block = self._blocks.pop()
-            except IndexError:
-                block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
-            blocks.write(block, codes, expert.biases)
+            expert = weights.expert(number)
+            return self._packed(samples.digest(expert), expert.expert, expert.biases, blocks)
+
+    def _packed(self, sample: bytes, codes: Expert, biases: dict[str, Tensor], blocks: ExpertBlocks) -> _Packed:
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            block = torch.zeros(blocks.stride, dtype=torch.uint8, device="cpu")
+        blocks.write(block, codes, biases)
         data = block.numpy().data
         return _Packed(block, b"".join(checksum(data[begin:end]) for begin, end in blocks.sections.values()), sample)
 
@@ -269,7 +266,7 @@ class _Writer:
         entry.checksums += packed.checksums
         entry.samples += packed.sample
         entry.experts += 1
-        self._done += len(packed.block)
+        self._done += packed.block.shape[0]
         if self._progress is not None:
             total = self._total if self._total and self._total >= self._done else None
             self._progress(self._done, total, f"writing layer {entry.layer}, expert {entry.experts - 1}")
@@ -340,8 +337,8 @@ def _format_name(layout: Layout) -> str:
     )
 
 
-def _sizes(expert: FloatExpert | CodedExpert) -> tuple[int, int]:
-    if isinstance(expert, CodedExpert):
+def _sizes(expert: FloatExpert | CodedExpert | CodedExperts) -> tuple[int, int]:
+    if not isinstance(expert, FloatExpert):
         return expert.layout.hidden_size, expert.layout.intermediate_size
     return expert.down.shape[0], expert.down.shape[1]
 

@@ -18,7 +18,9 @@ from gguf import dequantize
 from gguf.quants import quant_shape_from_byte_shape
 from torch import Tensor
 
+from ....core.native import reason
 from ....core.processors import worth
+from ....experts._block_codes import BlockCodes
 from ....experts.packed.formats import Codes
 from ..formats.scheme import CodeFormat
 
@@ -32,23 +34,28 @@ FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfl
 
 @dataclass(frozen=True)
 class BlockType:
-    """A type whose codes are exact: the narrowest format, inputs per scale, dtype of scales, bytes of a block."""
+    """A type whose codes are exact: the narrowest format, inputs per scale, dtype of scales, bytes of a block.
+
+    native  how the native library reads a block as codes of this format
+    """
 
     format: str
     group: int
     scales: torch.dtype
     nbytes: int
+    native: BlockCodes | None = None
 
 
 EXACT = {
-    Type.Q4_0: BlockType("int4", 32, torch.float16, 18),
+    Type.Q4_0: BlockType("int4", 32, torch.float16, 18, BlockCodes(torch.uint8, torch.float16, 0x88)),
     Type.Q5_0: BlockType("int8", 32, torch.float16, 22),
-    Type.Q8_0: BlockType("int8", 32, torch.float16, 34),
+    Type.Q8_0: BlockType("int8", 32, torch.float16, 34, BlockCodes(torch.int8, torch.float16)),
     Type.Q6_K: BlockType("int8", 16, torch.float32, 210),
     Type.IQ4_NL: BlockType("int8", 32, torch.float16, 18),
-    Type.MXFP4: BlockType("mxfp4", 32, torch.uint8, 17),
+    Type.MXFP4: BlockType("mxfp4", 32, torch.uint8, 17, BlockCodes(torch.uint8, torch.uint8)),
 }
-_SLICE = 2**17  # bytes
+DECODED = (Type.Q4_0, Type.Q8_0)  # types whose weights the native library decodes, too
+_SLICE, _LONG = 2**17, 8  # bytes of a slice; the native library takes slices that are so many times as long
 _ONE = np.frombuffer(np.float16(1).tobytes(), np.uint8)
 
 
@@ -80,20 +87,27 @@ def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
     """A matrix of blocks [rows, bytes] as codes of a format that holds this type."""
     own, rows = EXACT[kind], data.shape[0]
     blocks = np.ascontiguousarray(data).reshape(-1, own.nbytes)
-    if kind == Type.MXFP4:
-        if (blocks[:, 0] == 255).any():
-            raise ValueError("a scale is 255, the NaN of E8M0; scales must be finite numbers")
-        exponents = torch.from_numpy(blocks[:, 0].copy())
-        return Codes(torch.from_numpy(_packed(blocks, 1)).view(rows, -1), exponents.view(rows, -1))
-    scales = _scales(kind, blocks)
-    if not np.isfinite(scales.numpy()).all():
-        raise ValueError("a scale is NaN or infinite; scales must be finite numbers")
+    if own.native is not None and own.format == shared.target.format and reason() is None:
+        numbers, scales, finite = own.native.read(blocks)
+    else:
+        numbers, scales, finite = _codes_in_numpy(kind, blocks, shared.target.format)
+    if not finite:
+        what = "255, the NaN of E8M0" if kind == Type.MXFP4 else "NaN or infinite"
+        raise ValueError(f"a scale is {what}; scales must be finite numbers")
     times = own.group // (shared.target.group or own.group)
-    scales = scales.reshape(rows, -1).to(shared.scales)
-    scales = scales if times == 1 else scales.repeat_interleave(times, 1)
-    if shared.target.format == "int4":  # of Q4_0 alone; its nibbles are the numbers plus 8
-        return Codes(torch.from_numpy(_packed(blocks, 2) ^ np.uint8(0x88)).view(rows, -1), scales)
-    return Codes(_numbers(kind, blocks).reshape(rows, -1), scales)
+    scales = scales.view(rows, -1).to(shared.scales)
+    return Codes(numbers.view(rows, -1), scales if times == 1 else scales.repeat_interleave(times, 1))
+
+
+def _codes_in_numpy(kind: Type, blocks: Bytes, format: str) -> tuple[Tensor, Tensor, bool]:
+    """(codes of each block, scales of each block, whether these are finite)"""
+    if kind == Type.MXFP4:
+        exponents = torch.from_numpy(blocks[:, 0].copy())
+        return torch.from_numpy(_packed(blocks, 1)), exponents, not bool((exponents == 255).any())
+    scales = _scales(kind, blocks)
+    # int4 holds Q4_0 alone, whose nibbles are the numbers plus 8
+    numbers = torch.from_numpy(_packed(blocks, 2) ^ np.uint8(0x88)) if format == "int4" else _numbers(kind, blocks)
+    return numbers, scales, bool(np.isfinite(scales.numpy()).all())
 
 
 def weights(kind: Type, data: Bytes) -> Tensor:
@@ -109,17 +123,23 @@ def weights(kind: Type, data: Bytes) -> Tensor:
 
 def _dequantised(kind: Type, data: Bytes) -> Tensor:
     """The package's numbers; of a large tensor in slices, which stay in the caches, on all cores"""
-    if data.nbytes < 2 * _SLICE:
-        return torch.from_numpy(dequantize(data, kind))
     rows = data.reshape(-1, data.shape[-1])
     numbers = np.empty(quant_shape_from_byte_shape(rows.shape, kind), np.float32)
-    step = max(1, _SLICE // rows.shape[1])
+    native = EXACT[kind].native if kind in DECODED and reason() is None else None
+    step = max(1, (_SLICE if native is None else _LONG * _SLICE) // rows.shape[1])
 
     def decode(at: int) -> None:
-        numbers[at : at + step] = dequantize(rows[at : at + step], kind)
+        source, target = rows[at : at + step], numbers[at : at + step]
+        if native is not None:
+            native.decode(source, target)
+        else:  # as one row: the package decodes 16 rows at a time, and between these waits for the GIL
+            target.reshape(-1)[:] = dequantize(source.reshape(1, -1), kind)[0]
 
-    with ThreadPoolExecutor(worth()) as pool:
-        list(pool.map(decode, range(0, len(rows), step)))
+    if len(rows) <= step:
+        decode(0)
+    else:
+        with ThreadPoolExecutor(worth()) as pool:
+            list(pool.map(decode, range(0, len(rows), step)))
     return torch.from_numpy(numbers.reshape(*data.shape[:-1], -1))
 
 

@@ -29,7 +29,8 @@ class GgufLayer:
         shared: SharedFormat | str,
     ) -> None:
         self.spec, self.where = spec, f"{where}: layer {number}"
-        self._tensors: dict[str, ReaderTensor] = {}
+        self._kinds: dict[str, Type] = {}
+        self._data: dict[str, blocks.Bytes] = {}
         for projection in ("gate", "up", "down"):
             name = f"blk.{number}.ffn_{projection}_exps.weight"
             if name not in tensors:
@@ -38,13 +39,14 @@ class GgufLayer:
             shape = [int(size) for size in tensors[name].shape[::-1]]
             if shape != [spec.num_experts, out, inputs]:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {[spec.num_experts, out, inputs]}")
-            self._tensors[projection] = tensors[name]
+            self._kinds[projection] = Type(tensors[name].tensor_type)
+            self._data[projection] = np.asarray(tensors[name].data)  # a slice of a memmap takes five times as long
         self._stored_biases: list[ReaderTensor] = []
         self._biases = self._read_biases(where, tensors, number)
         self._shared = shared
         self.label = "GGUF"
         self.target: CodeFormat | str = shared if isinstance(shared, str) else shared.target
-        kinds = {tensor.tensor_type for tensor in self._tensors.values()}
+        kinds = set(self._kinds.values())
         dtypes = {blocks.FLOATS[kind] for kind in kinds if kind in blocks.FLOATS}
         # bfloat16 only if everything is: float32 holds all three exactly
         self.floats = None if len(dtypes) != len(kinds) else dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -53,11 +55,11 @@ class GgufLayer:
         return self._codes(projection, expert, slice(None))
 
     def rows(self, projection: str, rows: Sequence[int]) -> list[Codes]:
-        tensor, experts = self._tensors[projection], range(self.spec.num_experts)
+        whole, experts = self._data[projection], range(self.spec.num_experts)
         shared = self._format()
-        data = tensor.data[:, rows].reshape(-1, tensor.data.shape[-1])
+        data = whole[:, rows].reshape(-1, whole.shape[-1])
         try:
-            of_all = blocks.codes(Type(tensor.tensor_type), data, shared)
+            of_all = blocks.codes(self._kinds[projection], data, shared)
         except ValueError:  # the expert with the fault gets the blame
             return [self._codes(projection, expert, rows) for expert in experts]
         parts = (of_all.codes, of_all.scales, of_all.zeros)
@@ -65,13 +67,14 @@ class GgufLayer:
         return [Codes(*of_one) for of_one in zip(*columns)]
 
     def stored(self) -> tuple[tuple[str, memoryview], ...]:
-        tensors = [*self._tensors.values(), *self._stored_biases]
-        return tuple((Type(t.tensor_type).name, t.data.reshape(-1).view(np.uint8).data) for t in tensors)
+        tensors = [(kind, self._data[projection]) for projection, kind in self._kinds.items()]
+        tensors += [(Type(bias.tensor_type), bias.data) for bias in self._stored_biases]
+        return tuple((kind.name, data.reshape(-1).view(np.uint8).data) for kind, data in tensors)
 
     def _codes(self, projection: str, expert: int, rows: Sequence[int] | slice) -> Codes:
-        tensor, shared = self._tensors[projection], self._format()
+        kind, data = self._kinds[projection], self._data[projection]
         try:
-            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert][rows], shared)
+            return blocks.codes(kind, data[expert][rows], self._format())
         except ValueError as error:
             raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
 
@@ -81,9 +84,8 @@ class GgufLayer:
         return self._shared
 
     def weights(self, projection: str, expert: int) -> Tensor:
-        tensor = self._tensors[projection]
         try:
-            values = blocks.weights(Type(tensor.tensor_type), tensor.data[expert])
+            values = blocks.weights(self._kinds[projection], self._data[projection][expert])
         except ValueError as error:
             raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
         return values.view(self._sizes(projection)).to(self.floats or torch.float32)

@@ -10,6 +10,7 @@ import re
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -124,9 +125,18 @@ class GgufCheckpoint:
             return {name: rename_source_key(name, *self._conversions)[0] for name in self._tensors}
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-        names = get_gguf_hf_weights_map(self._model, self._processor)
-        # llama.cpp adds .weight to parameters without it (gpt-oss's sinks), which transformers' table does not know
-        return names | {f"{stored}.weight": name for stored, name in names.items() if stored not in self._tensors}
+        # First without children: each module below adds the names that only it knows, but builds a table for all
+        # layers, so that time grows with the square of their number
+        whole = self._model
+        top = SimpleNamespace(config=whole.config, state_dict=whole.state_dict, named_children=list)
+        names: dict[str, str] = {}
+        for model in (top, whole):
+            names = get_gguf_hf_weights_map(model, self._processor)
+            # llama.cpp adds .weight to parameters without it (gpt-oss's sinks), which is not in transformers' table
+            names |= {f"{stored}.weight": name for stored, name in names.items() if stored not in self._tensors}
+            if all(name in names or EXPERTS.fullmatch(name) for name in self._tensors):
+                break
+        return names
 
     @cached_property
     def _processor(self) -> TensorProcessor:
