@@ -21,8 +21,8 @@ from goldsmith.assay.diagnosis.source.reading.candidate_source import NoSource, 
 from goldsmith.assay.diagnosis.source.search import find_patch
 from goldsmith.assay.diagnosis.source.survivors import Survivors
 
-SECONDS = 60.0
-EQUALS = 0.01  # share of it in which equals of a patch are looked for, nine seconds otherwise
+SECONDS = 240.0  # enough beside other tests: found within 20 s on a quiet machine
+EQUALS = 0.0025  # share of it in which equals of a patch are looked for, nine seconds otherwise
 
 TORCH = """
 import torch
