@@ -63,7 +63,7 @@ def fresh(variant: str = "release") -> bool:
 
 
 def under_way() -> bool:
-    """Whether another process is building it now: that one will say so where it fails."""
+    """Whether another process is building the library now. If that build fails, that process says so."""
     try:
         with open(f"{folder('release')}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

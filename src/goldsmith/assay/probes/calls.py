@@ -249,7 +249,7 @@ def _judge_near(
     examination: Examination, materials: Sequence[Material], near: Sequence[Material], calls: PlainCalls,
     plain: PlainResults,
 ) -> None:  # fmt: skip
-    """Finds calls that give the result of the call before, whose numbers are others in a part, or in another order.
+    """Finds calls that repeat the result of the call before, although some numbers changed, or their order.
 
     Such numbers may lie outside of what the kernel must take: half of a symmetric matrix is none. So it counts only
     where the golden has another result, and the candidate, too, alone in a new process.
