@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 from ..assay.declare.problem_steps import step
+from ..assay.declare.source_module import source_module
 from ..assay.declare.target import Target
 from ..assay.support.random_state import seeded_generators
 from ..core.tracing import TargetError
@@ -145,12 +146,10 @@ def _import_file(path: Path) -> ModuleType:
         return loaded
     if len(parts) > 1:
         importlib.import_module(name.rpartition(".")[0] or name)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"Python cannot import {path}")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module, run = source_module(name, path)
+    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        run()
     except BaseException:
         sys.modules.pop(name, None)
         raise

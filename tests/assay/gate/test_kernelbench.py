@@ -274,6 +274,13 @@ def test_a_candidate_may_split_a_weight(linear, tmp_path, monkeypatch):
         assert verdict_in_process(linear, source, tmp_path, monkeypatch) == verdict
 
 
+def test_a_source_of_the_same_size_and_second_is_no_other_candidate(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    monkeypatch.chdir(tmp_path)
+    sources = [f"def candidate(x):\n    return x + {number}\n" for number in range(4)]
+    assert [candidate_call.load(source).candidate(x=1) for source in sources] == [1, 2, 3, 4]
+
+
 def test_equal_numbers_serve_once():
     known = [Weight.of("bias", "bias", torch.zeros(4))]
     module = torch.nn.Module()

@@ -8,7 +8,6 @@ positional   a function that takes the inputs by position, such as FlashInfer-Be
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..declare.binding import signature_of
+from ..declare.source_module import source_module
 from .compiled import sources as compiled_sources
 from .isolation.candidate_side import Parts
 from .isolation.loading import Refusal
@@ -183,12 +183,10 @@ def _imported(source: str, folder: Path) -> ModuleType:
         raise Refusal("does_not_parse", f"it does not parse: {line}{reason}") from None
     except (RecursionError, MemoryError):
         raise Refusal("does_not_parse", "its expressions are nested too deeply for Python's parser") from None
-    spec = importlib.util.spec_from_file_location(MODULE, file)
-    if spec is None or spec.loader is None:
-        raise Refusal("does_not_parse", "Python cannot import it")
-    module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
+    module, run = source_module(MODULE, file)
+    sys.modules[MODULE] = module
     try:
-        spec.loader.exec_module(module)
+        run()
     except ModuleNotFoundError as error:
         raise Refusal("missing_package", f"it needs a package that is not installed here: {error}") from error
     return module

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 from ....core.tracing import TargetError
 from ...declare.problem_steps import step
+from ...declare.source_module import source_module
 from ..bad_problem import BadProblem
 from ..candidate_call import DTYPES
 from ..problem import Problem
@@ -129,15 +129,14 @@ def imported(path: Path) -> ModuleType:
 
     These come after Python's modules and installed ones, because candidates may lie there, too.
     """
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise BadProblem(f"{path.name}: not a Python file or a JSON file")
-    module = importlib.util.module_from_spec(spec)
+    module, run = source_module(path.stem, path)
     folder = str(path.resolve().parent)
     sys.path.append(folder)
     try:
         with step("its import"):
-            spec.loader.exec_module(module)
+            run()
     except SyntaxError as error:
         line = f"line {error.lineno}: " if error.lineno else ""
         raise BadProblem(f"{path.name} does not parse: {line}{error.msg}") from None
