@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
+from triton.language.extra.libdevice import tanh
 from triton.runtime.jit import JITFunction
 
 from goldsmith import assay
@@ -49,6 +50,28 @@ def _chunks_kernel(x_ptr, w_ptr, y_ptr, D, FAULT: tl.constexpr, BLOCK_D: tl.cons
         total += tl.sum(h * w, 0) if FAULT != 2 else tl.sum(h, 0)
     total = assay.stage("total", total, at=(row,))
     tl.store(y_ptr + row, 2 * total)
+
+
+@triton.jit
+def _rests_kernel(x_ptr, y_ptr, D, BLOCK: tl.constexpr):
+    d = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * D
+    rest = tl.cumsum(tl.load(x_ptr + row + d, mask=d < D, other=0.0), 0, reverse=True)  # with negative strides
+    rest = stage("rest", rest, at=(tl.program_id(0), d), mask=d < D)
+    limited = tanh(tl.cumsum(rest, 0, reverse=True))
+    tl.store(y_ptr + row + d, limited, mask=d < D)
+
+
+def rests_candidate(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _rests_kernel[(len(x),)](x, y, x.shape[1], BLOCK=8)
+    return y
+
+
+def rests_golden(x):
+    sums = lambda t: t.flip(-1).cumsum(-1).flip(-1)  # noqa: E731
+    return torch.tanh(sums(stage("rest", sums(x))))
 
 
 def rows_golden(x):
@@ -117,6 +140,13 @@ def test_the_stages_of_a_right_kernel_are_right(target):
 def test_a_wrong_stage_of_a_kernel_is_the_culprit(target, fault, states):
     diagnosis = assay.diagnose(target(fault), budget_s=5)
     assert {s.name: s.state for s in diagnosis.stages} == states
+
+
+def test_sums_from_the_end_are_stages_and_operands():
+    target = assay.Target(rests_candidate, rests_golden, cases=rows, backward=None, name="rests")
+    report = assay.check(target, raises=False)
+    assert {row.tensor: row.state for row in report.rows if row.run == "values"} == {"rest": "ok", "y": "ok"}
+    assert report.verdict == "pass"
 
 
 def test_tiles_that_differ_in_one_place_are_not_judged():

@@ -230,7 +230,7 @@ def diagnose(
         bool,
         typer.Option(
             "--patch/--no-patch",
-            help="Look for an edit of the candidate's source that makes it pass, for at most 70 % of the time limit.",
+            help="Look for an edit of the candidate's source that makes it pass, for 50 to 70 % of the time limit.",
         ),
     ] = True,
     apply: Annotated[

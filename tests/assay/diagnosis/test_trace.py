@@ -110,7 +110,8 @@ def test_another_result_of_the_line_makes_every_result_right(tmp_path):
 
 @pytest.mark.parametrize(
     "right, wrong", [("tl.sum(x * x, axis=0)", "tl.sum(x * x * x, axis=0)"), ("x / root * w", "x * root * w"),
-                     ("tl.sqrt(total / D)", "tl.sqrt(total / BLOCK)")],
+                     ("tl.sqrt(total / D)", "tl.sqrt(total / BLOCK)"),
+                     ("tl.sum(x * x, axis=0)", "tl.max(tl.cumsum(x * x, 0, reverse=True) / 2, 0)")],
 )  # fmt: skip
 def test_a_line_of_an_interpreted_kernel_is_named(tmp_path, right, wrong):
     pytest.importorskip("triton")

@@ -11,17 +11,23 @@ SPENT = "the budget of {:g} s was spent"
 
 
 class Clock:
-    """Measures the budget and records what was left out. stage: the current step, a key of `_AFTER`."""
+    """Measures the budget and records what was left out.
 
-    def __init__(self, seconds: float | None):
+    stage: the current step, a key of `_AFTER`; kept: a share of the budget that the steps before the last one leave
+    """
+
+    def __init__(self, seconds: float | None, kept: float = 0.0):
+        self.kept = kept
         self.seconds, self.started = seconds, time.perf_counter()
         self.left_out: list[str] = []
         self.stage = "check"
         self.smallest: Examination | None = None
 
     def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
-        """True if this share of the budget is over, or would be after `more` seconds."""
-        return self.seconds is not None and time.perf_counter() - self.started + more > share * self.seconds
+        """True if this share of the budget, without what is kept, is over, or would be after `more` seconds."""
+        if self.seconds is None:
+            return False
+        return time.perf_counter() - self.started + more > share * (1 - self.kept) * self.seconds
 
     def lacks(self, what: str, share: float = 1.0, more: float = 0.0) -> bool:
         """The same, and records `what` as left out if True."""

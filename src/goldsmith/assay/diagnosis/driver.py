@@ -52,6 +52,7 @@ _AFTER = {  # what an interrupt leaves out, by the step that it interrupts
     "beside": "what other cases show",
     "patch": "the search for a patch",
 }
+_PATCHING = 0.5  # share of the budget that is kept for the search for a patch
 _SURE = 0.75  # strength of the best match below which a 16-bit case is also examined in float32
 
 
@@ -79,7 +80,7 @@ def diagnose(
     budget_s  seconds in all, of which at most half are for finding a failing case; None: no limit
     out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing. If the disk is
               full, the diagnosis says so
-    patch     also look for an edit of the candidate's source that makes it pass, for at most 70 % of the budget
+    patch     also look for an edit of the candidate's source that makes it pass, for 50 to 70 % of the budget
     propose   a command that gets evidence and source as JSON on its standard input, and returns patches; with `patch`
     progress  called with a sentence while a patch is looked for
 
@@ -91,7 +92,7 @@ def diagnose(
         check_folder("out", out)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = informative(list(target.cases)) if case is None else [target.case(case)]
-    clock = Clock(budget_s)
+    clock = Clock(budget_s, kept=_PATCHING if patch else 0.0)
     asked, target = target, crash_safety.surviving(target)
     request, state = Request(target, cases, dtype, device, seed, selected, clock), CandidateState(target)
     report, failing, later = find_failing(request, state)
@@ -117,7 +118,7 @@ def diagnose(
             add_line(diagnosis, target, failing, clock.smallest, clock.lacks)
             _use_other_case(diagnosis, request, failing)
             if patch:
-                clock.stage = "patch"
+                clock.stage, clock.kept = "patch", 0.0
                 _find_patch(diagnosis, request, failing, propose, progress)
         except KeyboardInterrupt:
             diagnosis.partial = INTERRUPTED

@@ -135,7 +135,8 @@ def _computed(name: str, *arguments: object) -> object:
         raise NotImplementedError(f"Triton's interpreter cannot compute libdevice's {name}; check the kernel on a GPU")
     language, core = interpreter.tl, interpreter.tl.core
     values = [_converted(interpreter, interpreter._implicit_cvt, core._unwrap_if_constexpr(a)) for a in arguments]
-    result = function(*(torch.from_numpy(v.handle.data) for v in values))
+    numbers = [torch.from_numpy(v.handle.data.copy()) for v in values]  # a scan in reverse has negative strides
+    result = function(*numbers)
     kind = language.int32 if result.dtype == torch.bool else values[0].dtype
     data = result.to(torch.int32 if result.dtype == torch.bool else result.dtype).numpy()
     shape = kind if not any(v.type.is_block() for v in values) else language.block_type(kind, list(data.shape))

@@ -173,7 +173,8 @@ def _numbers(value: Any) -> Tensor | None:
     if data is None or value.dtype.is_ptr():
         return None
     shape = [int(n) for n in value.type.shape] if value.type.is_block() else []
-    copy = torch.tensor(data.view("int16") if value.dtype.is_bf16() else data)  # the interpreter holds its bits
+    data = data.view("int16") if value.dtype.is_bf16() else data  # the interpreter holds its bits
+    copy = torch.from_numpy(data.copy())  # a scan in reverse has negative strides
     copy = copy.view(torch.bfloat16) if value.dtype.is_bf16() else copy
     return (copy if shape else copy.reshape(())).broadcast_to(shape).clone()
 

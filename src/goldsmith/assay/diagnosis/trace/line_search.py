@@ -21,7 +21,7 @@ from .golden_values import golden_values
 if TYPE_CHECKING:
     from ..report.result import DiagnosisFacts
 
-SECONDS = 5.0  # for the child
+SECONDS = 10.0  # for the child
 _LARGE = 20_000  # elements of the inputs of a case
 
 

@@ -39,28 +39,26 @@ class NumberMatch:
     negated: bool = False
 
 
-@dataclass
-class _Sorted:
-    """A golden tensor's elements in order; scale: their root mean square."""
+class _Tables:
+    """Golden tensors of about one size: a row of distinct elements in order for each, filled up with infinity.
 
-    name: str
-    up: Tensor
-    scale: float
+    scales: their root mean squares; places: where each stands among all tensors
+    """
 
-    @staticmethod
-    def of(name: str, numbers: Tensor) -> _Sorted | None:
-        finite = numbers[torch.isfinite(numbers)]
-        if not finite.numel():
-            return None
-        return _Sorted(name, torch.unique(finite), float(finite.square().mean().sqrt()))
+    def __init__(self, members: Sequence[tuple[int, str, Tensor, float]]):
+        self.places, self.names = [m[0] for m in members], [m[1] for m in members]
+        self.sizes = [m[2].numel() for m in members]
+        self.rows = torch.full((len(members), max(self.sizes) + 1), math.inf, dtype=torch.float64)
+        for row, member in zip(self.rows, members, strict=True):
+            row[: member[2].numel()] = member[2]
+        self.scales = torch.tensor([[m[3]] for m in members], dtype=torch.float64)
 
-    def has(self, numbers: Tensor, roundoff: float, negated: bool) -> Tensor:
-        """Mask of the elements that this tensor holds."""
-        n = -numbers if negated else numbers
-        slack = _ROUNDINGS * roundoff * (n.abs() + 0.05 * self.scale)
-        at = torch.searchsorted(self.up, n - slack)
-        inside = at < self.up.numel()
-        return inside & (self.up[at.clamp_max(self.up.numel() - 1)] <= n + slack)
+    def has(self, numbers: Tensor, roundoff: float, negated: bool, rows: slice = slice(None)) -> Tensor:
+        """Mask [tensors, elements]: whether each of these tensors holds each element."""
+        n = (-numbers if negated else numbers).to(torch.float64)
+        slack = _ROUNDINGS * roundoff * (n.abs() + 0.05 * self.scales[rows])
+        at = torch.searchsorted(self.rows[rows], n - slack)
+        return self.rows[rows].gather(1, at) <= n + slack
 
 
 class Lookup:
@@ -72,37 +70,43 @@ class Lookup:
         for value in real:
             groups.setdefault(value.group, []).append(value)
         joined = [members for group, members in groups.items() if group and len(members) > 1]
-        tables = [_Sorted.of(v.name, v.numbers.reshape(-1)) for v in real]
-        tables += [_Sorted.of(m[0].name, torch.cat([v.numbers.reshape(-1) for v in m])) for m in joined]
-        self.tables = [t for t in tables if t is not None]
+        named = [(v.name, v.numbers.reshape(-1)) for v in real]
+        named += [(m[0].name, torch.cat([v.numbers.reshape(-1) for v in m])) for m in joined]
+        sizes: dict[int, list[tuple[int, str, Tensor, float]]] = {}
+        known = set[tuple[bytes, float]]()  # views and copies are found under the first name
+        for place, (name, numbers) in enumerate(named):
+            finite = numbers[torch.isfinite(numbers)].double()
+            distinct, scale = torch.unique(finite), float(finite.square().mean().sqrt())
+            key = distinct.numpy().tobytes(), scale
+            if finite.numel() and key not in known:
+                known.add(key)
+                sizes.setdefault(distinct.numel().bit_length() // 2, []).append((place, name, distinct, scale))
+        self.tables = [_Tables(members) for _, members in sorted(sizes.items())]
 
     def find(self, numbers: Tensor, roundoff: float) -> NumberMatch | None:
         """The golden tensor that holds all of these elements; the smallest one, and one without a sign if possible."""
         told = informative(numbers, roundoff)
-        if not told.numel():
-            return None
         few = told[:: max(1, told.numel() // _FEW)][:_FEW]
-        best: tuple[tuple[bool, int], NumberMatch] | None = None
-        for negated in (False, True):
-            for table in self.tables:
-                if best is not None and best[0] <= (negated, table.up.numel()):
-                    continue
-                if not bool(table.has(few, roundoff, negated).all()) or not bool(
-                    table.has(told, roundoff, negated).all()
-                ):
-                    continue
-                if self._evidence(table, told, roundoff, negated) >= _ENOUGH:
-                    best = (negated, table.up.numel()), NumberMatch(table.name, told.numel(), negated)
-        return None if best is None else best[1]
+        for negated in (False, True) if told.numel() else ():
+            fitting = [
+                (tables.sizes[row], tables.places[row], row, tables)
+                for tables in self.tables
+                for row in tables.has(few, roundoff, negated).all(1).nonzero().flatten().tolist()
+            ]
+            for _, _, row, tables in sorted(fitting, key=lambda f: f[:2]):
+                if bool(tables.has(told, roundoff, negated, slice(row, row + 1)).all()):
+                    if self._evidence(tables, row, told, roundoff, negated) >= _ENOUGH:
+                        return NumberMatch(tables.names[row], told.numel(), negated)
+        return None
 
-    def _evidence(self, table: _Sorted, told: Tensor, roundoff: float, negated: bool) -> float:
+    def _evidence(self, tables: _Tables, row: int, told: Tensor, roundoff: float, negated: bool) -> float:
         """Bits: how unlikely it is that elements of other values would all be found."""
         count = told.numel()
         copies = max(1, 64 // count)
         step = torch.linspace(0.004, 0.03, count * copies, dtype=told.dtype)
         decoys = told.repeat(copies) * (1 + step)
-        chance = float(table.has(decoys, roundoff, negated).double().mean())
-        least = max(2 * _ROUNDINGS * roundoff * table.up.numel(), 1e-9)
+        chance = float(tables.has(decoys, roundoff, negated, slice(row, row + 1)).double().mean())
+        least = max(2 * _ROUNDINGS * roundoff * tables.sizes[row], 1e-9)
         return -count * math.log2(min(1.0, max(chance, min(least, 0.5))))
 
     def missing(self, numbers: Tensor, roundoff: float) -> tuple[int, int]:
@@ -110,9 +114,8 @@ class Lookup:
         told = informative(numbers, roundoff)
         if not told.numel():
             return 0, 0
-        best = 0
-        for table in self.tables:
-            best = max(best, max(int(table.has(told, roundoff, sign).sum()) for sign in (False, True)))
+        signs = [(tables, sign) for tables in self.tables for sign in (False, True)]
+        best = max((int(tables.has(told, roundoff, sign).sum(1).max()) for tables, sign in signs), default=0)
         return told.numel(), told.numel() - best
 
 

@@ -189,7 +189,7 @@ def _numbers(handle: Any) -> Tensor | None:
     data = handle.data
     if data.dtype.kind != "f" or not data.size:
         return None
-    return torch.tensor(data).reshape(-1)
+    return torch.from_numpy(data.copy()).reshape(-1)  # a scan in reverse has negative strides
 
 
 def _roundoff(handle: Any) -> float:

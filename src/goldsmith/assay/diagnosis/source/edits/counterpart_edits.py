@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .edits import Edit, Function, Span
 from .translation import Pair, Translation
@@ -27,6 +27,7 @@ _ALIKE, _WORDS = 0.5, 0.3  # shares of leaves and of words in common, at least
 _MOST, _DIFFERENCES, _PAIRS = 6, 3, 24  # counterparts of an expression, their differences, pairs of names, at most
 _UNREAD = 0.9  # cost less for what brings in a name that nothing reads
 _NAME, _LEAF = re.compile(r"[A-Za-z_]\w*"), re.compile(r"[\w.]*\w")
+_OF_NODES = lru_cache(1 << 14)  # what is asked of the same nodes again and again
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,13 @@ def _signature(node: ast.AST) -> str:
     return type(node).__name__
 
 
+@_OF_NODES
 def _words(node: ast.AST) -> frozenset[str]:
     found = (getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node))
     return frozenset(w for w in found if w)
 
 
+@_OF_NODES
 def _leaves(node: ast.AST) -> Counter[str]:
     """Names and numbers."""
     return Counter(_LEAF.findall(ast.unparse(node)))
@@ -160,6 +163,7 @@ def _children(own: ast.AST, other: ast.AST) -> list[tuple[ast.AST, ast.AST]] | N
     return [(a, b) for (_, a), (_, b) in zip(mine, its, strict=True)]
 
 
+@_OF_NODES
 def _parts(node: ast.AST) -> list[tuple[object, ast.AST]]:
     """(what must be alike, part) of a tree."""
     if isinstance(node, ast.Call):

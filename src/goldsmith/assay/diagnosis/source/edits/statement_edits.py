@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import copy
 import itertools
 from collections.abc import Iterator
 
 from ..reading.value_kinds import fits
 from .edits import Edit, Function, likeness
+from .translation import copied
 
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
 _FAR = 8  # statements by which one is moved
@@ -48,7 +48,7 @@ def _other_branch(function: Function, node: ast.If) -> Iterator[Edit]:
     own -= {n.id for n in uses}
     copies = []
     for statement in node.body:
-        known = _without(copy.deepcopy(statement), own)
+        known = _without(copied(statement), own)
         if isinstance(known, ast.Assign | ast.AugAssign) and ast.unparse(known) != ast.unparse(statement):
             copies.append(ast.unparse(known))
     at, indent = function.file.span(node)[1], " " * node.col_offset
