@@ -151,6 +151,7 @@ def test_a_spare_that_somebody_has_harmed_is_replaced(spares, monkeypatch, harm)
         assert process.pid == third.pid
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", SAME)
 def test_a_verdict_is_the_same_in_a_spare(spares, name):
     spares.spares = False
@@ -184,6 +185,7 @@ def test_no_spare_is_left_when_its_judge_has_ended(tmp_path, killed):
     cases = '@assay.case(T=[2])\ndef cases(make, T):\n    return {"x": make.normal(T, 3), "w": make.normal(3)}\n'
     golden = "def golden(x, w):\n    return torch.softmax(x, -1) * w\n"
     file.write_text(f"import torch\nfrom goldsmith import assay\n\n{golden}\n\n{cases}\n\nbackward = None\n")
+    assert not Judges(1, OPTIONS).spares  # on a CPU only where they are asked for
     with Judges(1, OPTIONS, spares=True) as judges:
         (verdict,) = judges.in_order([(ProblemSource(str(file)), gate.Candidate("right", RIGHT))])
         above, judge = judges.zygote.process.pid, judges.processes[0].pid

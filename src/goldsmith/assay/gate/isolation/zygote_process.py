@@ -28,7 +28,7 @@ PRELOADED = (
     "goldsmith.assay.gate.isolation.child:prepare",
 )  # fmt: skip
 _GRACE = 5.0  # seconds in which a zygote ends what it forked, after the connection to it has closed
-_PATIENCE = 20.0  # seconds for a spare to warm up and to answer
+_PATIENCE = 60.0  # seconds for a spare to warm up and to answer: contexts on one GPU are made one after the other
 _lock = threading.Lock()
 _mine: dict[int, ZygoteProcess] = {}
 _above: list[ZygoteProcess] = []  # its zygote's own: the connection keeps that one alive
