@@ -45,6 +45,8 @@ def _triton() -> str:
         return ""
     low, high = row["spread"]
     took = f"{row['seconds']} s ({low} to {high} s), {row['compile']} s of it to compile its kernels"
+    other = row.get("without_spares")
+    took += f"; without spares {other['seconds']} s" if other else ""
     return f"\nOn a GPU a softmax in Triton takes {took}. {_conditions(row)}\n"
 
 

@@ -4,7 +4,7 @@
 
 The same softmax kernel is judged in two forms by one warm judge, in turns: as it is, so that Triton compiles it anew,
 and with a cache of compiled kernels that an earlier candidate has filled. The difference of the medians is the compile
-time of its kernels and launchers; the second median is the rest.
+time of its kernels and launchers; the second median is the rest. Then a judge without spares does the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +58,8 @@ def measure(count: int, seed: int) -> dict[str, Any]:
         cache.mkdir()
         kept = f"import os\n\nos.environ['TRITON_CACHE_DIR'] = {str(cache)!r}\n"
         forms = {"compiled": "", "kept": kept}
-        seconds: dict[str, list[float]] = {name: [] for name in forms}
-        refused: list[str] = []
-        with Judges(1, GateOptions(seed=seed, device="cuda")) as judges:
-
-            def verdict(name: str, number: int) -> Verdict:
-                candidate = Candidate(f"{name}_{number}", forms[name] + KERNEL.format(number=number))
-                return next(iter(judges.in_order([(ProblemSource(str(problem)), candidate)])))
-
-            for name in forms:  # the judge's first candidates also pay for the golden and for CUDA
-                verdict(name, 0)
-            for number in range(count):
-                for name in forms:
-                    began = time.perf_counter()
-                    found = verdict(name, number if name == "compiled" else 0)
-                    seconds[name].append(time.perf_counter() - began)
-                    refused += (
-                        [] if found.ok else [f"{name}_{number}: {found.status}, {found.reason}, {found.evidence[:1]}"]
-                    )
+        seconds, refused = _seconds(problem, forms, count, seed, spares=True)
+        others, more = _seconds(problem, forms, count, seed, spares=False)
     whole, rest = (statistics.median(seconds[name]) for name in ("compiled", "kept"))
     return {
         "machine": torch.cuda.get_device_name(),
@@ -84,8 +68,37 @@ def measure(count: int, seed: int) -> dict[str, Any]:
         "spread": [round(min(seconds["compiled"]), 2), round(max(seconds["compiled"]), 2)],
         "compile": round(whole - rest, 2),
         "rest": round(rest, 2),
-        "refused": refused,
+        "without_spares": {"seconds": _median(others["compiled"]), "rest": _median(others["kept"])},
+        "refused": refused + more,
     }
+
+
+def _seconds(
+    problem: Path, forms: Mapping[str, str], count: int, seed: int, *, spares: bool
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Seconds of each form's candidates, which one judge gets in turns, and sentences about those not accepted."""
+    seconds: dict[str, list[float]] = {name: [] for name in forms}
+    refused: list[str] = []
+    with Judges(1, GateOptions(seed=seed, device="cuda"), spares=spares) as judges:
+
+        def verdict(name: str, number: int) -> Verdict:
+            candidate = Candidate(f"{name}_{number}", forms[name] + KERNEL.format(number=number))
+            return next(iter(judges.in_order([(ProblemSource(str(problem)), candidate)])))
+
+        for name in forms:  # the judge's first candidates also pay for the golden and for CUDA
+            verdict(name, 0)
+        for number in range(count):
+            for name in forms:
+                began = time.perf_counter()
+                found = verdict(name, number if name == "compiled" else 0)
+                seconds[name].append(time.perf_counter() - began)
+                if not found.ok:
+                    refused.append(f"{name}_{number}: {found.status}, {found.reason}, {found.evidence[:1]}")
+    return seconds, refused
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return round(statistics.median(seconds), 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     row = measure(arguments.candidates, arguments.seed)
     low, high = row["spread"]
     print(f"{row['seconds']} s a candidate ({low} to {high}): {row['compile']} s to compile, {row['rest']} s the rest")
+    other = row["without_spares"]
+    print(f"without spares {other['seconds']} s, {other['rest']} s of it the rest")
     print(*row["refused"], sep="\n")
     if arguments.json:
         file = Path(arguments.json)

@@ -198,10 +198,12 @@ def test_a_flag_of_a_problem_is_a_flag():
 
 
 @pytest.mark.gpu
-def test_triton_kernels_on_a_gpu(tmp_path):
+@pytest.mark.parametrize("spares", [True, False])
+def test_triton_kernels_on_a_gpu(tmp_path, spares):
     path = tmp_path / "softmax.py"
     path.write_text(f"{SOURCE}\nbackward = None\n")
-    with Judges(1, replace(OPTIONS, device="cuda")) as judges:
+    with Judges(1, replace(OPTIONS, device="cuda"), spares=spares) as judges:
         pair = (ProblemSource(str(path)), gate.Candidate("softmax", TRITON))
-        verdicts = list(judges.in_order([pair, pair]))
-    assert [v.status for v in verdicts] == ["accepted"] * 2, verdicts
+        wrong = (pair[0], gate.Candidate("wrong", TRITON.replace("/ tl.sum(e)", "")))
+        verdicts = list(judges.in_order([pair, wrong, pair]))
+    assert [v.status for v in verdicts] == ["accepted", "wrong", "accepted"], verdicts

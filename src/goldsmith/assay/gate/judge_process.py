@@ -28,10 +28,11 @@ PROBLEMS_KEPT = 8
 
 
 class JudgeRequest(TypedDict):
-    """What the zygote hands on: its connection, and the sandbox of the options."""
+    """What the zygote hands on: its connection, the sandbox of the options, and whether to make spares."""
 
     control: int
     isolation: str
+    spares: bool
 
 
 def serve(private: socket.socket, request: JudgeRequest) -> int:
@@ -40,6 +41,7 @@ def serve(private: socket.socket, request: JudgeRequest) -> int:
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the connection
     own = fork_own(socket.socket(fileno=request["control"]))
+    own.spares = request["spares"]
     from ..declare import problem_steps
     from ..support.deadline import WRITE_STACK
     from .judging import isolation

@@ -43,14 +43,19 @@ Pair = tuple[ProblemSource, Candidate]
 class Judges:
     """Up to `jobs` judges, started when there is work for them. A context manager that leaves no process behind."""
 
-    def __init__(self, jobs: int = 0, options: GateOptions | None = None) -> None:
-        """jobs: 0 means one for each core, but at most 8."""
+    def __init__(self, jobs: int = 0, options: GateOptions | None = None, *, spares: bool | None = None) -> None:
+        """jobs: 0 means one for each core, but at most 8.
+
+        spares: each judge has the next candidate's process started while it judges one, and keeps it until it ends;
+        None: on a GPU, where a process has to create a context.
+        """
         if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 0:
             raise TypeError(f"jobs: expected a number of judges, or 0 for one on each core, got {jobs!r}")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.jobs = jobs or min(cores, 8)
         self.options = options or GateOptions()
         self.options.check()
+        self.spares = self.options.device.startswith("cuda") if spares is None else spares
         self.isolation = ""  # a sentence, once a judge has started
         self.inbox: queue.Queue[tuple[_JudgeProcess, dict[str, Any] | None]] = queue.Queue()
         self.processes: list[_JudgeProcess] = []
@@ -143,7 +148,7 @@ class Judges:
         try:
             if self.zygote is None or self.zygote.process is not None and self.zygote.process.poll() is not None:
                 self.zygote = _new_zygote()
-            return _JudgeProcess(self.inbox, self.zygote, self.options.sandbox)
+            return _JudgeProcess(self.inbox, self.zygote, self.options.sandbox, spares=self.spares)
         except NoZygote as error:
             raise NoJudge(str(error)) from error
 
@@ -188,8 +193,9 @@ class _JudgeProcess:
     """One judge: a process that the zygote forked, and a thread that reads its replies."""
 
     def __init__(
-        self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, object] | None]], zygote: ZygoteProcess, isolation: str
-    ) -> None:
+        self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, object] | None]], zygote: ZygoteProcess,
+        isolation: str, *, spares: bool,
+    ) -> None:  # fmt: skip
         self.inbox, self.zygote = inbox, zygote
         self.job: tuple[int, Pair, int] | None = None
         self.ready = False
@@ -204,7 +210,7 @@ class _JudgeProcess:
             "limits": None,
             "sandbox": None,
         }
-        request |= {"joins": True, "folder": os.getcwd(), "isolation": isolation}
+        request |= {"joins": True, "folder": os.getcwd(), "isolation": isolation, "spares": spares}
         answer = zygote.ask(request, [its.fileno(), self.stderr.fileno()])
         its.close()
         if "problem" in answer:

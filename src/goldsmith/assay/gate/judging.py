@@ -153,7 +153,6 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     if facts.judge:
         return _importing(facts.judge[0])
     process = _process(candidate, problem, options, spent)
-
     try:
         verdict = _examined(problem, options, seed, process, facts)
     except CandidateEnded as ended:
@@ -218,7 +217,7 @@ def _process(candidate: Candidate, problem: Problem, options: GateOptions, spent
     gpu = options.device if torch.device(options.device).type == "cuda" else ""
     triton = bool(gpu) and "triton" in candidate.source
     around = Surroundings(hidden=_folders(problem), gpu=gpu, threads=options.threads, triton=triton)
-    process = partial(CandidateProcess, zygote(), options.limits, around=around, spent=spent)
+    process = partial(CandidateProcess, zygote(), options.limits, around=around, spent=spent, ahead=True)
     library = None
     if candidate.language in LANGUAGES:
         compiling: dict[str, object] = {
@@ -251,6 +250,7 @@ def _judged_target(target: Target, problem: Problem, options: GateOptions, seed:
 def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int, spent: Spent) -> Verdict:
     """The verdict of an accepted candidate with its time, from a new process: state of earlier calls shows, too."""
     process = _process(candidate, problem, options, spent)
+    process.ahead = False  # a spare that warms up would disturb the times
     try:
         target = _target(problem, process)
         timing = measure(process, target, torch.device(options.device), seed).to_json()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +22,7 @@ from ...support import memory_errors
 from ...support.deadline import WRITE_STACK
 from .encoding import Unsendable, receive, send
 from .limits import Limits, Spent, children, resident_bytes, stored_bytes
-from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
+from .protocol import Closed, Forged, Malformed
 from .sandbox import FULL, PASSED_ON, Surroundings
 from .wire import events_from_data, request_of, results_from_data
 from .zygote_process import NoZygote, ZygoteProcess
@@ -67,7 +65,8 @@ class CandidateProcess:
 
     loader, arguments: who makes the candidate in that process ("module:function"), and from what. library: makes a
     further argument, a compiled library.
-    again: after its end, the next run starts another process.
+    again: after its end, the next run starts another process. ahead: meanwhile the zygote makes a spare for the next
+    candidate, if it makes any.
     spent: by all processes of this candidate.
     kept: key of the last run whose results stay in the process. dtypes: (case, output) -> those of all runs.
     """
@@ -78,6 +77,7 @@ class CandidateProcess:
     arguments: Mapping[str, object]
     around: Surroundings = Surroundings()
     again: bool = False
+    ahead: bool = False
     library: Callable[[], bytes] | None = None
     spent: Spent = field(default_factory=Spent)
     seen: list[list[object]] = field(default_factory=list)
@@ -115,7 +115,7 @@ class CandidateProcess:
     def alone(self, material: Material, settings: RunSettings) -> CandidateRun:
         """The same run in a new process, which has made no other."""
         own = self.zygote, self.limits, self.loader, self.arguments, self.around
-        process = CandidateProcess(*own, again=True, library=self.library, spent=self.spent)
+        process = CandidateProcess(*own, True, self.ahead, self.library, self.spent)
         try:
             return process(material, settings)
         finally:
@@ -188,17 +188,12 @@ class CandidateProcess:
 
     def _start(self) -> None:
         self.kept = ""
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        ours, its = socket.socketpair()
-        self.reading, writing = os.pipe()
-        os.set_blocking(self.reading, False)
         around = self.around
         box = {"hidden": list(around.hidden), "full": not around.gpu, "environment": list(PASSED_ON)}
         request = {
             "do": "fork",
             "main": f"{__package__}.child:serve",
-            "nonce": nonce.hex(),
-            "limits": self.limits.to_json(),
+            "limits": self.limits.of_a_process(),
             "address_space": around.boxed and not around.gpu,
             "gpu": around.gpu,
             "before": f"{__package__}.child:prepare_triton" if around.triton else "",
@@ -207,18 +202,14 @@ class CandidateProcess:
             "sandbox": box if around.boxed else None,
             "folder": os.getcwd(),
         }
-        try:
-            answer = self.zygote.ask(request, [its.fileno(), writing])
-        finally:
-            its.close()
-            os.close(writing)
-        if "problem" in answer:
-            raise NoZygote(answer["problem"])
-        self.pid, self.home = answer["pid"], f"{answer['home']}{os.sep}"
+        process = self.zygote.new_process(request, ahead=self.ahead)
+        self.pid, self.home, self.reading = process.pid, f"{process.home}{os.sep}", process.reading
+        self.connection = process.connection
+        self.connection.waited, self.connection.beside = self._watch, self.reading
+        self._drain()  # what a spare printed while it warmed up
         self.number, self.printed, self.status, self.watched_at = 0, 0, None, 0.0
         self.output.clear()
-        self.connection = Connection(ours, nonce, waited=self._watch, beside=self.reading)
-        self.resident = resident_bytes(self.pid)
+        self.resident = resident_bytes(self._candidate_pid())
 
     def _ask(self, message: dict[str, Any], seconds: float, what: str) -> dict[str, Any]:
         self.number += 1

@@ -1,7 +1,8 @@
 """The main loop of a candidate's process: it loads the candidate, runs it when asked to, and returns plain data.
 
-It judges nothing and holds no golden. Requests: {"do": "build", ...}, {"do": "load", ...}, {"do": "run", ...},
-{"do": "origins", ...}, {"do": "time", ...}, {"do": "timed_results", ...}, {"do": "late"}. Replies:
+It judges nothing and holds no golden. A spare first runs a candidate of our own, and waits for "begin". Requests:
+{"do": "build", ...}, {"do": "load", ...}, {"do": "run", ...}, {"do": "origins", ...}, {"do": "time", ...},
+{"do": "timed_results", ...}, {"do": "late"}. Replies:
 
     {"built": bytes}            the candidate's library
     {"loaded": parameters}      the candidate is there
@@ -19,17 +20,21 @@ It judges nothing and holds no golden. Requests: {"do": "build", ...}, {"do": "l
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from ....core.tracing import TargetError
+from ...declare.target import Target
 from ...execute import interpreter, raised
+from ...execute.records import Material, RunSettings
 from ...execute.run import execute_here
 from ...execute.torch_state import hide_interpreter_warnings, neutral_state
 from ...judge.known_functions import KnownFunctions
@@ -41,10 +46,11 @@ from ...support.deadline import WRITE_STACK
 from ...support.printable import text_of
 from ...support.threads import running_threads
 from ..timing.timed_calls import TimedCalls
-from .candidate_side import Parts
-from .encoding import Unsendable, receive, send
+from .candidate_side import CandidateSide, Parts
+from .encoding import Unsendable, encode, receive, send, spans_of
 from .events import EventLog
 from .late_writes import LateWrites
+from .limits import Limits, apply
 from .loading import Refusal, parameters_of
 from .origins import computed_by_torch
 from .protocol import Closed, Connection
@@ -85,9 +91,17 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     faulthandler.register(WRITE_STACK, all_threads=False)  # the judge asks so where a call stands
     if request.get("threads"):
         torch.set_num_threads(request["threads"])
+    connection = Connection(private, bytes.fromhex(request["nonce"]))
+    if request["spare"]:
+        try:
+            _warm_up(torch.device(request["gpu"] or "cpu"))
+            number, *_ = connection.receive()
+        except Closed:
+            return 0
+        connection.send(number, "ready")
+        apply(Limits(**request["limits"]), address_space=request["address_space"], boxed=request["sandbox"] is not None)
     # last is the user's current folder: a candidate's helpers may lie there, and must not stand for modules of Python
     sys.path[:] = dict.fromkeys([*request.get("paths", []), *sys.path, request["folder"]])
-    connection = Connection(private, bytes.fromhex(request["nonce"]))
     if not _known:
         prepare()
     events = EventLog(*_known[0])
@@ -135,6 +149,22 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             send(connection, number, reply)
         except Unsendable as error:
             send(connection, number, {"problem": f"a result cannot be sent: {error}"})
+
+
+def _warm_up(device: torch.device) -> None:
+    """One run and its results: it creates the CUDA context, and loads those of torch's kernels that every run needs."""
+    side = cast("Target", CandidateSide(Parts(lambda x: x * x), None, (), None, (), "auto"))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), neutral_state(quiet=False):
+        run = execute_here(Material(side, "", {}, {"x": torch.ones(8, 8).to(device)}, {}, 0), RunSettings())
+        tensors: list[Tensor] = []
+        encode(results_to_data(run), tensors)
+        spans_of(tensors)
+    del run, tensors
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _limit_gpu_memory(device: str, memory_bytes: int) -> None:

@@ -46,6 +46,10 @@ class Limits:
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
+    def of_a_process(self) -> dict[str, object]:
+        """Those that its own process has to know, and not those that its judge keeps."""
+        return {name: getattr(self, name) for name in ("memory_bytes", "files", "processes")}
+
 
 @dataclass
 class Spent:

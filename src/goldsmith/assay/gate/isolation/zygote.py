@@ -5,10 +5,12 @@
 It starts no thread and creates no CUDA context, so that its forks are sound. A request comes with the file descriptors
 of the new process: its end of a private socket, and what it prints to. Each request is one JSON packet:
 
-    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins", "grace", "before"}   answered with {"pid"};
+    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins", "grace", "before", "spare"}
+                                  answered with {"pid", "home"};
                                   before: a function that the zygote calls once, before the first fork that names it;
                                   joins: the new process gets a connection to the zygote as well, and what it asks for
-                                  ends with it; grace: seconds in which it may end by itself
+                                  ends with it; grace: seconds in which it may end by itself;
+                                  spare: its main function sets the limits, when its candidate is there
     {"do": "end", "pid"}          kills the process's group and all that it left; answered with {"status"}
     {"do": "facts"}               answered with {"isolation"}
 """
@@ -211,7 +213,7 @@ def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: 
         # Triton read HOME when the zygote imported it, but reads TRITON_HOME whenever it needs its folder
         os.environ.update(environment, HOME=home, TMPDIR=home, XDG_CACHE_HOME=home, PWD=home, TRITON_HOME=home)
         tempfile.tempdir = home  # otherwise its first use writes a file to find out, which would be evidence
-    if request["limits"] is not None:
+    if request["limits"] is not None and not request.get("spare"):
         apply(Limits(**request["limits"]), address_space=request["address_space"], boxed=box is not None)
     if threads:
         sys.modules["torch"].set_num_threads(threads)
