@@ -18,6 +18,7 @@ from .cpp.cpp_edits import CppEdits
 from .edits.edit_queue import EditQueue, place
 from .edits.edits import Edit, Line
 from .edits.every_edit import EveryEdit
+from .edits.further_edits import FurtherEdits
 from .edits.inverse_edits import NO_HINT, GoldenHint, inverse_kinds
 from .foreign_changes import foreign_change
 from .patch import Patch
@@ -137,7 +138,7 @@ def find_patch(
                     survivors.adopt(_judged(offered.edits, target, source, problems, survivors, hunt, on_cuda))
                 hunt.run(_every_edit(source, mutants))
                 if survivors.found_at is None and hunt.better:
-                    _mend_rest(hunt, source, problems, on_cuda)
+                    _mend_rest(hunt)
                 if survivors.best is None and survivors.with_layouts:
                     _mend_layouts(hunt, source, problems, on_cuda)
                 if survivors.best is None:
@@ -191,7 +192,10 @@ def _judged(
 
 @dataclass
 class _Hunt:
-    """One run through the edits of a source."""
+    """One run through the edits of a source.
+
+    start: the outcome before them, where it is not that of the files as they are; better: edits that mend a part
+    """
 
     search: PatchSearch
     mutants: Mutants
@@ -199,26 +203,29 @@ class _Hunt:
     clock: _Deadline
     hints: Hints
     progress: Progress
-    better: list[tuple[int, float, Edit]] = field(default_factory=list)  # wrong results and shares left, the edit
+    start: EditOutcome | None = None
+    better: list[tuple[EditOutcome, Edit]] = field(default_factory=list)
+    edits: EveryEdit | CppEdits | FurtherEdits | None = None
+    queue: EditQueue | None = None
 
-    def run(self, edits: EveryEdit | CppEdits) -> None:
-        original = self.mutants.original
+    def run(self, edits: EveryEdit | CppEdits | FurtherEdits) -> None:
+        start = self.start or self.mutants.original
         around = edits.around(self.hints.lines)
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
         texts = {path: file.data for path, file in self.mutants.source.files.items()}
-        queue = EditQueue(
-            edits.near, original.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts,
+        self.edits, self.queue = edits, EditQueue(
+            edits.near, start.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts,
             self.hints.named, edits.reading(self.hints.named.words),
         )  # fmt: skip
-        for batch in queue.batches(_BATCH if original.seconds < _SLOW else _BATCH // 4):
+        for batch in self.queue.batches(_BATCH if start.seconds < _SLOW else _BATCH // 4):
             right: list[tuple[Edit, EditOutcome]] = []
             for edit, outcome in self._tried(batch):
-                mends = outcome.state == "wrong" and _is_better(outcome, original)
-                queue.learn(edit, outcome, mends)
-                self.better += [(len(outcome.wrong), outcome.share, edit)] if mends else []
+                mends = outcome.state == "wrong" and _is_better(outcome, start)
+                self.queue.learn(edit, outcome if self.start is None else _since(self.start, outcome), mends)
+                self.better += [(outcome, edit)] if mends else []
                 right += [(edit, outcome)] if outcome.state == "right" else []
             self._judge(right)
-            whole = any(count < len(original.wrong) for count, _, _ in self.better)
+            whole = any(len(outcome.wrong) < len(start.wrong) for outcome, _ in self.better)
             share = _WHOLE if whole else _SECOND
             if self.better and self.clock.left <= self.clock.seconds * share or self._over:
                 break
@@ -253,49 +260,49 @@ def _is_better(outcome: EditOutcome, original: EditOutcome) -> bool:
     return wrong < before or wrong == before and outcome.share <= _PART * original.share
 
 
-def _mend_rest(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
+def _since(start: EditOutcome, outcome: EditOutcome) -> EditOutcome:
+    """What an edit changed that was made after another one; an outcome itself compares with the files as they are."""
+    moved = (outcome.state, outcome.wrong, outcome.share) != (start.state, start.wrong, start.share)
+    changed = tuple(n for n in outcome.changed if n in start.wrong or n in outcome.wrong)
+    return replace(outcome, moved=moved, changed=changed if moved else ())
+
+
+def _mend_rest(hunt: _Hunt) -> None:
     """A second edit after those that leave the fewest results wrong; the same again elsewhere comes earlier.
 
     Edits of several places may mend the same part of this case, and not of others: each gets half of the time left.
     """
-    ordered = sorted(hunt.better, key=lambda b: (b[0], b[1], len(b[2].spans), b[2].cost))
-    equal = [edit for count, share, edit in ordered if (count, share) == ordered[0][:2]]
-    firsts = list({place(edit): edit for edit in reversed(equal)}.values())[::-1][:_FIRSTS]
-    for edit in firsts:
-        seconds = hunt.clock.left if edit is firsts[-1] else hunt.clock.left / 2
+    ordered = sorted(hunt.better, key=lambda b: (len(b[0].wrong), b[0].share, len(b[1].spans), b[1].cost))
+    least = len(ordered[0][0].wrong), ordered[0][0].share
+    equal = [(outcome, edit) for outcome, edit in ordered if (len(outcome.wrong), outcome.share) == least]
+    firsts = list({place(edit): (outcome, edit) for outcome, edit in reversed(equal)}.values())[::-1][:_FIRSTS]
+    for outcome, edit in firsts:
+        seconds = hunt.clock.left if edit is firsts[-1][1] else hunt.clock.left / 2
         hints = replace(hunt.hints, lines=(), causes={edit.kind})
         if hunt.survivors.best is None and seconds > 0:
-            _second(hunt, source, problems, on_cuda, edit, hints, seconds)
+            _second(hunt, hunt.mutants, edit, outcome, hints, seconds)
 
 
 def _mend_layouts(hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool) -> None:
     """A second edit for the smallest survivor that is right on every case, but not with other layouts of the inputs."""
     survivors = hunt.survivors
+    edit = survivors.with_layouts[0].edit
     try:
         more = [*problems, *with_layouts(survivors.examination)]
-    except GoldenError:
+        with Mutants(source, more, on_cuda=on_cuda, processes=_PROCESSES) as mutants:
+            outcome = next(iter(mutants.tried([edit])))[1]
+            if outcome.state == "wrong" and outcome.problem >= len(problems):
+                seconds = max(4.0, _LAYOUTS * hunt.clock.seconds, hunt.clock.left)
+                hints = Hints((), inverse_kinds(("layout_assumption",)))
+                _second(hunt, mutants, edit, outcome, hints, seconds)
+    except (GoldenError, NoSource):
         return
-    seconds = max(4.0, _LAYOUTS * hunt.clock.seconds, hunt.clock.left)
-    hints = Hints((), inverse_kinds(("layout_assumption",)))
-    _second(hunt, source, more, on_cuda, survivors.with_layouts[0].edit, hints, seconds, len(problems))
 
 
-def _second(
-    hunt: _Hunt, source: CandidateSource, problems: Sequence[Problem], on_cuda: bool, edit: Edit, hints: Hints,
-    seconds: float, right: int = 0,
-) -> None:  # fmt: skip
-    """Looks for an edit of the source as `edit` leaves it. right: number of problems that are right then."""
-    survivors = hunt.survivors
-    try:
-        ((path, text),) = hunt.mutants.texts(edit).items()
-        edited = source.with_text(path, text)
-        with Mutants(edited, problems, on_cuda=on_cuda, processes=_PROCESSES) as mutants:
-            if mutants.original.state != "wrong" or mutants.original.problem < right:
-                return
-            clock = _Deadline(time.monotonic() + seconds, seconds)
-            inner = Survivors(survivors.acceptance, source, mutants, survivors.examination, hunt.progress, before=edit)
-            second = _Hunt(hunt.search, mutants, inner, clock, hints, hunt.progress)
-            second.run(_every_edit(edited, mutants))
-            survivors.adopt(inner)
-    except NoSource:
+def _second(hunt: _Hunt, mutants: Mutants, edit: Edit, outcome: EditOutcome, hints: Hints, seconds: float) -> None:
+    """Looks for an edit that mends the rest after `edit`, which has this outcome."""
+    if hunt.edits is None or hunt.queue is None:
         return
+    clock = _Deadline(time.monotonic() + seconds, seconds)
+    second = _Hunt(hunt.search, mutants, hunt.survivors, clock, hints, hunt.progress, outcome)
+    second.run(FurtherEdits(hunt.edits, hunt.queue.known, edit))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ...judge.examination import Examination
 from .acceptance import Acceptance, Accepted, NotAccepted
 from .children.mutants import Mutants
 from .compilation import compiles
-from .edits.edits import Edit, both_kinds
+from .edits.edits import Edit
 from .patch import Equal, Patch, changed_line, unified_diff
 from .problems import Further, further_problems
 from .proposals import KIND
@@ -64,14 +64,13 @@ class Survivor:
 
 @dataclass
 class Survivors:
-    """before: the edit that was made already, whose diff belongs to the patch."""
+    """What was accepted, would be but for other layouts, or was rejected."""
 
     acceptance: Acceptance
     source: CandidateSource
     mutants: Mutants
     examination: Examination
     progress: Callable[[str], None]
-    before: Edit | None = None
     accepted: list[Survivor] = field(default_factory=list)
     with_layouts: list[Survivor] = field(default_factory=list)
     rejected: list[Edit] = field(default_factory=list)
@@ -120,8 +119,7 @@ class Survivors:
 
     def _brings_a_number(self, edit: Edit) -> bool:
         """Whether it writes a number that is not whole, as one of the case is."""
-        edits = [edit] if self.before is None else [edit, self.before]
-        return any(_NUMBER.search(text) for each in edits for _, _, text in each.spans)
+        return any(_NUMBER.search(text) for _, _, text in edit.spans)
 
     def _wrong_beside(self, texts: Mapping[str, str]) -> set[str] | None:
         """On which sides of the declared sizes and numbers the edit is wrong; None if it is wrong within them."""
@@ -150,15 +148,9 @@ class Survivors:
             self.accepted.append(self.with_layouts[0])
 
     def adopt(self, inner: Survivors) -> None:
-        """The survivors of a search for a second edit, or those of a stranger."""
-        before = inner.before
-        if before is None:
-            self.accepted += inner.accepted
-            self.found_at = self.found_at or inner.found_at
-            return
-        for survivor in inner.accepted:
-            edit = replace(survivor.edit, **both_kinds(before, survivor.edit))
-            self.accepted.append(replace(survivor, edit=edit))
+        """The survivors among the edits of a stranger."""
+        self.accepted += inner.accepted
+        self.found_at = self.found_at or inner.found_at
 
     def patch(self, tried: int) -> Patch | None:
         """The smallest survivor; the others are its equals, since no input was found on which they differ."""
@@ -170,7 +162,7 @@ class Survivors:
         before = self.source.files[path].data.decode(errors="replace")
         equals = [self._equal(s) for s in ordered[1:] if s.doubtful == best.doubtful]
         return Patch(
-            path, changed_line(before, text), best.edit.kind, unified_diff(path, before, text), best.cases,
+            path, changed_line(before, text), best.edit.kinds, unified_diff(path, before, text), best.cases,
             best.remaining, tried, tuple(equals), self._tried_sizes() if equals or best.narrow else "", best.narrow,
             text, round(best.work, 1) if best.work > _MORE_WORK else 1.0, best.edit.joins, best.compiled, best.stages,
             best.block,
@@ -180,7 +172,7 @@ class Survivors:
         ((path, text),) = survivor.texts.items()
         before = self.source.files[path].data.decode(errors="replace")
         return Equal(
-            changed_line(before, text), survivor.edit.kind, unified_diff(path, before, text), survivor.edit.joins
+            changed_line(before, text), survivor.edit.kinds, unified_diff(path, before, text), survivor.edit.joins
         )
 
     def _tried_sizes(self) -> str:

@@ -47,7 +47,7 @@ def first_wrong_step(trace: ComparedRun, within: Collection[int] | None = None) 
         return None
     regions = {name: {s for s in before if not right[s]} for name, before in behind.items()}
     common = set.intersection(*regions.values())
-    groups = [common] if _placed(steps, common) else sorted(regions.values(), key=len)
+    groups = [common, *sorted(regions.values(), key=len)]
     if within is not None:
         groups = [{s for s in within if not right[s]}]
     for region in groups:
@@ -56,10 +56,6 @@ def first_wrong_step(trace: ComparedRun, within: Collection[int] | None = None) 
             tensors = tuple(n for n, r in regions.items() if step in r)
             return WrongStep(step, tensors, step in ends and steps[step].moves)
     return None
-
-
-def _placed(steps: Sequence[TracedStep], region: Collection[int]) -> bool:
-    return any(steps[s].at is not None for s in region)
 
 
 def _first(trace: ComparedRun, right: Sequence[bool], region: Collection[int], ends: Collection[int]) -> int | None:
@@ -131,13 +127,20 @@ def ancestors(steps: Sequence[TracedStep], of: Collection[int]) -> set[int]:
 
 
 def region_of(trace: ComparedRun, border: int = -1) -> list[int]:
-    """The steps behind the wrong results that are not right, and the indices and masks that these read and write by.
+    """The steps behind the wrong results that are not right, what these read by moving numbers, and where and whether.
 
+    A kernel that reads a wrong place has the golden's numbers, so the fault is in the addresses of a right load.
     border: a step at or before which the fault lies; -1: not known.
     """
     steps, right = trace.steps, right_steps(trace)[0]
     ends = {border} if border >= 0 else {s for name in trace.wrong for s in trace.results.get(name, ())}
     region = {s for s in ancestors(steps, ends) if not right[s]}
+    pending = [p for s in region for p in steps[s].parents if steps[p].moves]
+    while pending:
+        p = pending.pop()
+        if p not in region:
+            region.add(p)
+            pending += [q for q in steps[p].parents if steps[q].moves and steps[q].at is not None]
     pending = [p for s in region for p in steps[s].loose]
     while pending:
         p = pending.pop()

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Any
 
 from ..reading.source_file import SourceFile
 
@@ -50,14 +49,15 @@ class Edit:
             a[0] < b[1] and b[0] < a[1] or a[0] == b[0] for a in self.spans for b in other.spans
         )
 
+    @property
+    def kinds(self) -> str:
+        """Of all edits of which it consists."""
+        return ", ".join(self.joins or (self.kind,))
+
     def joined(self, other: Edit) -> Edit:
-        return replace(self, spans=(*self.spans, *other.spans), cost=self.cost + other.cost, **both_kinds(self, other))
-
-
-def both_kinds(one: Edit, other: Edit) -> dict[str, Any]:
-    """The fields of an edit that consists of both."""
-    joins = tuple(kind for edit in (one, other) for kind in edit.joins or (edit.kind,))
-    return {"kind": ", ".join(joins), "joins": joins}
+        """Both edits at once, at this one's place and of its kind."""
+        joins = (*(self.joins or (self.kind,)), *(other.joins or (other.kind,)))
+        return replace(self, spans=(*self.spans, *other.spans), cost=self.cost + other.cost, joins=joins)
 
 
 @dataclass(frozen=True)
