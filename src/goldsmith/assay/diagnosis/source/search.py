@@ -65,6 +65,7 @@ class Hints:
 
     lines   that a trace names, before all
     region  (file, line) of what leads from there to the wrong results; beside: of all else that ran, after the rest
+    reading (file, line) of what says where those lines read
     causes  kinds of edits that undo the golden-side edits that fit; named: the names and numbers in those
     """
 
@@ -72,6 +73,7 @@ class Hints:
     causes: Collection[str] = ()
     region: Collection[tuple[str, int]] = ()
     beside: Collection[tuple[str, int]] = ()
+    reading: Collection[tuple[str, int]] = ()
     named: GoldenHint = NO_HINT
 
 
@@ -116,7 +118,7 @@ def find_patch(
     hints = Hints(causes=inverse_kinds(causes), named=GoldenHint.of(whatifs))
     if line is not None:
         at = line.at.file, line.at.line, line.at.function
-        hints = replace(hints, lines=[at], region=line.region, beside=line.beside)
+        hints = replace(hints, lines=[at], region=line.region, beside=line.beside, reading=line.reading)
     try:
         source = candidate_source(target)
         problems = [p for e in dict.fromkeys(examinations) for p in [of_examination(e)] if p is not None]
@@ -210,7 +212,7 @@ class _Hunt:
 
     def run(self, edits: EveryEdit | CppEdits | FurtherEdits) -> None:
         start = self.start or self.mutants.original
-        around = edits.around(self.hints.lines)
+        around = edits.around(self.hints.lines) | edits.places(self.hints.reading)
         beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
         texts = {path: file.data for path, file in self.mutants.source.files.items()}
         self.edits, self.queue = edits, EditQueue(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # benchmarks.kernelfault.lines, 44 faults drawn at random (x86, torch 2.13, 2026-11)
 MEASURED = "Likely, no proof: of 34 such lines, 12 were the faulty one, and 25 stood within two lines of it."
+
+UNSHOWN = ("region", "beside", "reading")  # fields for the search for a patch
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class FaultyLine:
     region      (file, line) of all operations on the way to the wrong results that have no value of the golden, and of
                 what says where they read and write: the fault is likely in one of these lines
     beside      (file, line) of all other operations that ran
+    reading     (file, line) of what says where and whether the inputs of the operation are read
     border      the line at or before which the fault lies, since with another result there (`instead`) a run of the
                 candidate is right; 0 if no such run was made
     """
@@ -67,6 +70,7 @@ class FaultyLine:
     border: int = 0
     region: tuple[tuple[str, int], ...] = ()
     beside: tuple[tuple[str, int], ...] = ()
+    reading: tuple[tuple[str, int], ...] = ()
 
     @property
     def place(self) -> str:
@@ -93,8 +97,7 @@ class FaultyLine:
         return lines
 
     def to_json(self) -> dict[str, object]:
-        data = asdict(replace(self, region=(), beside=()))
-        del data["region"], data["beside"]
+        data = {name: value for name, value in asdict(self).items() if name not in UNSHOWN}
         return data.pop("at") | data | {"sentences": self.sentences}
 
     @staticmethod
@@ -114,7 +117,7 @@ class FaultyLine:
             SourceLine(str(data["file"]), int(str(data["line"])), str(data["function"])), str(data["expression"]),
             str(data["operation"]), values, int(str(data["compared"])), int(str(data["missing"])),
             tuple(map(str, names)), bool(data["backward"]), str(data["instead"]),
-            int(str(data["border"])), _lines(data["region"]), _lines(data["beside"]),
+            int(str(data["border"])), *(_lines(data[name]) for name in UNSHOWN),
         )  # fmt: skip
 
 

@@ -127,27 +127,34 @@ def ancestors(steps: Sequence[TracedStep], of: Collection[int]) -> set[int]:
 
 
 def region_of(trace: ComparedRun, border: int = -1) -> list[int]:
-    """The steps behind the wrong results that are not right, what these read by moving numbers, and where and whether.
+    """The steps behind the wrong results that are not right, and what says where and whether these read and write.
 
-    A kernel that reads a wrong place has the golden's numbers, so the fault is in the addresses of a right load.
     border: a step at or before which the fault lies; -1: not known.
     """
     steps, right = trace.steps, right_steps(trace)[0]
     ends = {border} if border >= 0 else {s for name in trace.wrong for s in trace.results.get(name, ())}
     region = {s for s in ancestors(steps, ends) if not right[s]}
-    pending = [p for s in region for p in steps[s].parents if steps[p].moves]
+    return sorted(region | reads_of(steps, region))
+
+
+def reads_of(steps: Sequence[TracedStep], of: Collection[int]) -> set[int]:
+    """The steps that move numbers to these, and the indices and masks by which they and these read and write.
+
+    A kernel that reads a wrong place has the golden's numbers: the load is right, and the fault is in its address.
+    """
+    moves, pending = set[int](), [p for s in of for p in steps[s].parents if steps[p].moves]
     while pending:
         p = pending.pop()
-        if p not in region:
-            region.add(p)
+        if p not in moves:
+            moves.add(p)
             pending += [q for q in steps[p].parents if steps[q].moves and steps[q].at is not None]
-    pending = [p for s in region for p in steps[s].loose]
+    found, pending = set(moves), [p for s in (*of, *moves) for p in steps[s].loose]
     while pending:
         p = pending.pop()
-        if p not in region:
-            region.add(p)
+        if p not in found:
+            found.add(p)
             pending += () if steps[p].parts else steps[p].parents | steps[p].loose
-    return sorted(region)
+    return found
 
 
 def suspects(trace: ComparedRun) -> list[int]:

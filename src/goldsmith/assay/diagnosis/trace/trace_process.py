@@ -31,8 +31,8 @@ from ...gate.isolation.protocol import Closed, Connection
 from ...gate.isolation.wire import run_of
 from ..source.children.comparison import wrong_share
 from ..source.children.edited_modules import install
-from .faulty_line import FaultyLine, FoundValue
-from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, region_of, suspects
+from .faulty_line import UNSHOWN, FaultyLine, FoundValue
+from .first_wrong_step import ComparedRun, WrongStep, ancestors, first_wrong_step, reads_of, region_of, suspects
 from .lookup import GoldenValue, Lookup, look_up
 from .recorder import Recorder, TooLong
 from .substitution import Substituting, proven
@@ -194,8 +194,9 @@ def _line(trace: ComparedRun, lookup: Lookup, wrong_step: WrongStep) -> dict[str
         wrong_step.instead,
         border.at.line if border is not None and border.at is not None else 0,
         tuple(region), tuple(p for p in every if p not in region),
+        tuple(_places(trace, sorted(reads_of(trace.steps, {wrong_step.step})))),
     )  # fmt: skip
-    return {"line": {**faulty.to_json(), "region": faulty.region, "beside": faulty.beside}}
+    return {"line": {**faulty.to_json(), **{name: getattr(faulty, name) for name in UNSHOWN}}}
 
 
 def _places(trace: ComparedRun, steps: Iterable[int]) -> dict[tuple[str, int], None]:
