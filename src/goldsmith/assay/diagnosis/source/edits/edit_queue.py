@@ -79,7 +79,7 @@ class EditQueue:
         self._add([*near, *(far(about) if about else ())])
         rows = (row for rows in self.queues.values() for row in rows)
         ordered = [e for _, e in sorted(rows, key=lambda row: row[0])]
-        close = [e for e in ordered if self._distance(e) <= _LINES and self._cost(e) <= _BEGIN]
+        close = [e for e in ordered if self.lines and self._distance(e) <= _LINES and self._cost(e) <= _BEGIN]
         early = {id(e) for e in close}
         probing = _one_for_each_place(e for e in ordered if id(e) not in early and place(e) not in self.beside)
         early |= {id(e) for e in probing}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import linecache
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ...facts.evidence import WhatIf
 from .edits import Edit
@@ -105,17 +105,27 @@ class GoldenHint:
         """
         if not self.names and not self.numbers and not self.words:
             return 0.0
-        before, after = Counter[str](), Counter[str]()
-        for start, end, text in edit.spans:
-            before.update(_TOKEN.findall(data[start:end].decode(errors="replace")))
-            after.update(_TOKEN.findall(text))
-        changed = {*(after - before), *(before - after)}
+        removed, added = list[str](), list[str]()
+        for start, end, _ in edit.spans:
+            removed += _tokens(data[start:end].decode(errors="replace"))
+        for _, _, text in edit.spans:
+            for token in _tokens(text):
+                if token in removed:
+                    removed.remove(token)
+                else:
+                    added.append(token)
+        changed = {*added, *removed}
         parts = {part for token in changed for part in (token, *token.split("_"))}
         written = [float(token) for token in changed if not _NAME.match(token)] if self.numbers else []
         named = any(names <= parts for names in self.names) or any(
             math.isclose(n, number, rel_tol=_ALIKE) for n in written for number in self.numbers
         )
-        return named + 0.5 * (len(self.words & set(after - before)) > 1)
+        return named + 0.5 * (len(self.words.intersection(added)) > 1)
+
+
+@lru_cache(1 << 14)
+def _tokens(text: str) -> tuple[str, ...]:
+    return tuple(_TOKEN.findall(text))
 
 
 NO_HINT = GoldenHint()
