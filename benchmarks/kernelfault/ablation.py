@@ -30,7 +30,7 @@ def row_of(fault: Fault, seconds: float) -> Row:
     import torch
 
     from goldsmith.assay.diagnosis.experiments.isolate import isolate, named
-    from goldsmith.assay.diagnosis.whatif import search
+    from goldsmith.assay.diagnosis.search import search
     from goldsmith.assay.judge.examination import Examination
     from goldsmith.assay.probes import select, values
 

@@ -101,9 +101,9 @@ def _of_tensors(target: Any) -> Iterator[tuple[str, list[tuple[str, str, str]]]]
 def _edits(examination: Any, tensor: str) -> Iterator[tuple[str, str, str]]:
     import torch
 
-    from goldsmith.assay.diagnosis.whatif import offers
-    from goldsmith.assay.diagnosis.whatif.engine import Search
-    from goldsmith.assay.diagnosis.whatif.judge import Judge
+    from goldsmith.assay.diagnosis.search import offers
+    from goldsmith.assay.diagnosis.search.engine import Search
+    from goldsmith.assay.diagnosis.search.judge import Judge
 
     bounded = examination.ref.bounded[tensor]
     judge = Judge(bounded.value + 1, bounded.value, bounded.bound)

@@ -4,7 +4,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay import probes
-from goldsmith.assay.diagnosis.whatif import search
+from goldsmith.assay.diagnosis.search import search
 from goldsmith.assay.judge.examination import Examination
 from goldsmith.assay.probes import values
 

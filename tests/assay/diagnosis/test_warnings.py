@@ -7,7 +7,7 @@ import torch
 from assay.diagnosis.targets import adapter, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.graph.recording import Listening
-from goldsmith.assay.diagnosis.whatif import search
+from goldsmith.assay.diagnosis.search import search
 
 
 def strictly(target):

@@ -6,8 +6,8 @@ import torch
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.driver import diagnose
-from goldsmith.assay.diagnosis.whatif import offers, search
-from goldsmith.assay.diagnosis.whatif.engine import Search
+from goldsmith.assay.diagnosis.search import offers, search
+from goldsmith.assay.diagnosis.search.engine import Search
 from goldsmith.assay.execute import hooks
 
 pytestmark = pytest.mark.sweep(8)

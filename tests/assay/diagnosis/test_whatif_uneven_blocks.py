@@ -8,7 +8,7 @@ import torch
 from assay.diagnosis.targets import best, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.experiments.influence import influence
-from goldsmith.assay.diagnosis.whatif.judge import Judge
+from goldsmith.assay.diagnosis.search.judge import Judge
 
 pytestmark = pytest.mark.sweep(8)
 

@@ -33,8 +33,8 @@ from .experiments.runs import facts
 from .experiments.tensor_operators import tensor_operators
 from .facts.arithmetic import arithmetic
 from .facts.evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, StageState
-from .whatif import Search, search
-from .whatif.engine import seconds
+from .search import Search, search
+from .search.engine import seconds
 
 _LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of runs other than the first
 Result = TypeVar("Result")
