@@ -1,5 +1,6 @@
 """The budget of a diagnosis."""
 
+import math
 import time
 
 from ..judge.examination import Examination
@@ -22,6 +23,13 @@ class Clock:
         self.left_out: list[str] = []
         self.stage = "check"
         self.smallest: Examination | None = None
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget, without what is kept."""
+        if self.seconds is None:
+            return math.inf
+        return self.started + (1 - self.kept) * self.seconds - time.perf_counter()
 
     def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
         """True if this share of the budget, without what is kept, is over, or would be after `more` seconds."""

@@ -115,7 +115,7 @@ def diagnose(
             clock.stage = "wider"
             diagnosis = _in_float32(diagnosis, request, failing) or diagnosis
             clock.stage = "beside"
-            add_line(diagnosis, target, failing, clock.smallest, clock.lacks)
+            add_line(diagnosis, target, failing, clock)
             _use_other_case(diagnosis, request, failing)
             if patch:
                 clock.stage, clock.kept = "patch", 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...declare.target import Target
@@ -13,6 +12,7 @@ from ...golden.golden_results import GoldenResults
 from ...judge.examination import Examination
 from ...probes.values import judged_reference
 from ...report.results import FAIL
+from ..clock import Clock
 from ..source.children.child import NoAnswer, single_request
 from ..source.reading.candidate_source import NoSource, candidate_source
 from .faulty_line import FaultyLine
@@ -21,7 +21,7 @@ from .golden_values import golden_values
 if TYPE_CHECKING:
     from ..report.result import DiagnosisFacts
 
-SECONDS = 10.0  # for the child
+SECONDS, _LEAST = 10.0, 2.0  # for the child, at most and at least
 _LARGE = 20_000  # elements of the inputs of a case
 
 
@@ -29,17 +29,15 @@ class NoLine(Exception):
     """No line was found; the text says why."""
 
 
-def add_line(
-    diagnosis: DiagnosisFacts, target: Target, failing: Examination, smallest: Examination | None,
-    lacks: Callable[[str], bool],
-) -> None:  # fmt: skip
+def add_line(diagnosis: DiagnosisFacts, target: Target, failing: Examination, clock: Clock) -> None:
     """Sets the line of a failing diagnosis, if there is time and one is found.
 
     A case of few elements is evidence of little, so that the smallest case is traced only instead of a large one.
     """
-    if diagnosis.verdict == FAIL and not diagnosis.partial and not lacks("the line that goes wrong first"):
+    if diagnosis.verdict == FAIL and not diagnosis.partial and not clock.lacks("the line that goes wrong first"):
         elements = sum(t.numel() for t in failing.material.inputs.values())
-        diagnosis.line = find_line(target, failing if elements <= _LARGE or smallest is None else smallest)
+        case = failing if elements <= _LARGE or clock.smallest is None else clock.smallest
+        diagnosis.line = find_line(target, case, min(SECONDS, max(_LEAST, clock.left)))
 
 
 def find_line(target: Target, examination: Examination, seconds: float = SECONDS) -> FaultyLine | None:
