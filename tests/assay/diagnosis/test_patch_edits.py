@@ -1,6 +1,7 @@
 """The kinds of edits: each undoes its fault, judged by the text alone; what deletes a computation is refused."""
 
 import ast
+from dataclasses import replace
 
 import pytest
 
@@ -348,6 +349,23 @@ def test_an_edit_that_mends_a_part_is_made_elsewhere_as_well_next():
     texts = [e.applied(file.data).decode() for e in next(queue.batches(4))]
     assert all("y = x / n\n" in t for t in texts)
     assert "z = w / n\n" in texts[0] and "z = w / n\n" in texts[3] and "v = x / D / n\n" in texts[3]
+
+
+def test_the_edits_of_a_named_line_let_others_come_before_the_last_of_them():
+    file = source_of("y = x + n * w - D\nz = w\nz = w\nfor i in range(n):\n    if i < D:\n        u = x * i")
+    edits = EveryEdit([], ())
+    function = Function(file, file.tree.body[0])
+    edits.functions = [function]
+    line = next(n.lineno for n in function.nodes if isinstance(n, ast.BinOp))
+    assert {place for _, place in edits.branches} == {line + 3, line + 4}
+    named = [e for e in near_edits(function) if e.place == line]
+    many = [replace(e, spans=(*e.spans, (0, 0, "\n" * i))) for i in range(20) for e in named]
+    others = [e for e in near_edits(function) if e.place != line]
+    queue = EditQueue([*many, *others], first=[("kernel.py", line, "f")])
+    batches = queue.batches(10)
+    first = [e.place for _ in range(11) for e in next(batches)]
+    assert {line + 3, line + 4, line + 5}.isdisjoint(first[:100])
+    assert {line + 3, line + 4, line + 5} <= set(first)
 
 
 def test_every_line_of_two_functions_gets_edits_that_bring_in_expressions():

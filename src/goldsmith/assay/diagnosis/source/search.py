@@ -213,7 +213,7 @@ class _Hunt:
     def run(self, edits: EveryEdit | CppEdits | FurtherEdits) -> None:
         start = self.start or self.mutants.original
         around = edits.around(self.hints.lines) | edits.places(self.hints.reading)
-        beside = edits.places(self.hints.beside) - edits.places(self.hints.region)
+        beside = edits.places(self.hints.beside) - edits.places(self.hints.region) - edits.branches
         texts = {path: file.data for path, file in self.mutants.source.files.items()}
         self.edits, self.queue = edits, EditQueue(
             edits.near, start.wrong, self.hints.lines, self.hints.causes, edits.far, beside, around, texts,

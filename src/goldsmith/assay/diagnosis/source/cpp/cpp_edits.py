@@ -51,6 +51,8 @@ class CppEdits:
             edits += [e for e in function.far() if (e.path, e.place) in own] if own else []
         return cheapest_first(edits)
 
+    branches: set[Place] = set()  # a trace sees no operations of C++
+
     def around(self, lines: Collection[Line]) -> set[Place]:
         return set()
 

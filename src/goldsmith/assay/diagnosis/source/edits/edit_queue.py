@@ -18,13 +18,13 @@ _WAITS = 100.0
 _IDLE = 0.15  # cost more for each edit of a place that moved no wrong result
 _BONUS = 0.7  # cost less for the edits of a place where one has mended a part
 _BROAD, _PARTIAL = 1.0, 0.2  # cost more if a place also moves right results, or does not move every wrong one
-_PROBED = 1.9  # cost up to which an edit is tried early to see what its place moves
+_PROBED = 1.5  # cost up to which an edit is tried early to see what its place moves
 _FIRST, _CLOSE, _NEAR = 1.2, 0.6, 0.3  # cost less in a line that a trace names, within two lines of it, in its function
 _LINES = 2
-_BESIDE = 0.5  # cost more where a trace shows that all operations are right: so are those of one fault in five
-_BEGIN = 0.5  # cost up to which edits of such lines come before all that probe places
+_BESIDE = 0.2  # cost more where a trace shows that all operations are right: so are those of one fault in five
+_BEGIN, _BEGUN = 0.5, 100  # cost up to which edits of such lines come before all that probe places; how many do
 _FOLLOWED = 20  # edits that mend a part and are tried in other places too, at most
-_RANK = 0.17  # cost more for the second, third, ... of one kind at one place, times the logarithm of its number
+_RANK = 0.5  # cost more for the second, third, ... of one kind at one place, times the logarithm of its number
 # cost more or less of a kind: how rarely an edit of it is the right one, where the right one stands at that place
 # (second table of `python -m benchmarks.kernelfault.reach`, a third of its logarithm less the usual cost, damped,
 # by 70 right edits of 49 faults of strangers)
@@ -80,6 +80,7 @@ class EditQueue:
         rows = (row for rows in self.queues.values() for row in rows)
         ordered = [e for _, e in sorted(rows, key=lambda row: row[0])]
         close = [e for e in ordered if self.lines and self._distance(e) <= _LINES and self._cost(e) <= _BEGIN]
+        close = close[:_BEGUN]
         early = {id(e) for e in close}
         probing = _one_for_each_place(e for e in ordered if id(e) not in early and place(e) not in self.beside)
         early |= {id(e) for e in probing}

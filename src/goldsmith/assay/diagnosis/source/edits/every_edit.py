@@ -20,6 +20,7 @@ from .scope_edits import name_edits, scope_edits
 from .small_edits import small_edits
 from .statement_edits import statement_edits
 
+_BRANCHES = (ast.For, ast.While, ast.If)
 _FEW = 4  # statements that read a name, until it says nothing about where a fault is
 _OTHER_PHASE = 1.5  # cost of an edit where only the right phase can see it
 
@@ -69,7 +70,7 @@ class EveryEdit:
         found = set[Place]()
         for f in self.functions:
             for n in f.nodes:
-                if isinstance(n, ast.For | ast.While | ast.If):
+                if isinstance(n, _BRANCHES):
                     if any(path == f.file.path and n.lineno < line <= (n.end_lineno or 0) for path, line, _ in lines):
                         found.add((f.file.path, n.lineno))
                 elif isinstance(n, ast.Call):
@@ -79,6 +80,11 @@ class EveryEdit:
                     if statement is not None and any((f.file.path, n.lineno) == (p, line) for p, line, _ in lines):
                         found |= {place for g in self.functions for place in g.places if g.name == _called(n)}
         return found
+
+    @property
+    def branches(self) -> set[Place]:
+        """Loops and conditions, which decide what runs: no operation reads their value."""
+        return {(f.file.path, n.lineno) for f in self.functions for n in f.nodes if isinstance(n, _BRANCHES)}
 
     def reading(self, words: Collection[str]) -> set[Place]:
         """The statements that read one of these names, if they are few."""

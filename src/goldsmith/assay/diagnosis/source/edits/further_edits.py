@@ -23,6 +23,10 @@ class FurtherEdits:
     def around(self, lines: Collection[Line]) -> set[Place]:
         return self.edits.around(lines)
 
+    @property
+    def branches(self) -> set[Place]:
+        return self.edits.branches
+
     def reading(self, words: Collection[str]) -> set[Place]:
         return self.edits.reading(words)
 
