@@ -39,7 +39,7 @@ class NumberMatch:
     negated: bool = False
 
 
-class _Tables:
+class _SortedTensors:
     """Golden tensors of about one size: a row of distinct elements in order for each, filled up with infinity.
 
     scales: their root mean squares; places: where each stands among all tensors
@@ -81,7 +81,7 @@ class Lookup:
             if finite.numel() and key not in known:
                 known.add(key)
                 sizes.setdefault(distinct.numel().bit_length() // 2, []).append((place, name, distinct, scale))
-        self.tables = [_Tables(members) for _, members in sorted(sizes.items())]
+        self.tables = [_SortedTensors(members) for _, members in sorted(sizes.items())]
 
     def find(self, numbers: Tensor, roundoff: float) -> NumberMatch | None:
         """The golden tensor that holds all of these elements; the smallest one, and one without a sign if possible."""
@@ -99,7 +99,7 @@ class Lookup:
                         return NumberMatch(tables.names[row], told.numel(), negated)
         return None
 
-    def _evidence(self, tables: _Tables, row: int, told: Tensor, roundoff: float, negated: bool) -> float:
+    def _evidence(self, tables: _SortedTensors, row: int, told: Tensor, roundoff: float, negated: bool) -> float:
         """Bits: how unlikely it is that elements of other values would all be found."""
         count = told.numel()
         copies = max(1, 64 // count)
