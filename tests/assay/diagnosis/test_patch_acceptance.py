@@ -1,15 +1,17 @@
 """What no right result excuses: gradients that autograd mends, exchanged stages, kernels that no compiler takes."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from assay.diagnosis.test_patches import TORCH, TRITON, failing
+from assay.diagnosis.test_patches import SECONDS, TORCH, TRITON, failing
 from assay.diagnosis.written_modules import forget, load
 from assay.kernels import target
 from assay.test_formula_rounding import chunked, recurrence, tokens
 from goldsmith import assay
+from goldsmith.assay.diagnosis.source import search as searching
 from goldsmith.assay.diagnosis.source.acceptance import Acceptance, Accepted
 from goldsmith.assay.diagnosis.source.children.comparison import wrong_share
 from goldsmith.assay.diagnosis.source.children.counted_work import CountedWork, more_work
@@ -290,3 +292,14 @@ def test_a_number_of_the_case_in_the_source_mends_no_other_case(tmp_path):
     assert judged(tmp_path, wrong, number)[0][3] is None
     assert judged(tmp_path, wrong, size)[0][3].narrow
     assert not judged(tmp_path, wrong, named)[0][3].doubtful
+
+
+def test_an_edit_that_leaves_other_layouts_wrong_gets_a_copy_beside_it(tmp_path, monkeypatch):
+    """The first picture of the README."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(searching, "_EQUALS", 0.0)  # the first edit's equals have no time, and a second one has its own
+    target = load(tmp_path, (Path(__file__).parents[3] / "examples" / "wrong_softmax.py").read_text()).target
+    search = searching.find_patch(target, failing(target), SECONDS)
+    assert search.patch is not None, search.reason
+    assert search.patch.joins == ("value of masked elements", "made contiguous")
+    assert not search.patch.remaining

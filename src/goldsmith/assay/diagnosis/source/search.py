@@ -306,5 +306,7 @@ def _second(hunt: _Hunt, mutants: Mutants, edit: Edit, outcome: EditOutcome, hin
     if hunt.edits is None or hunt.queue is None:
         return
     clock = _Deadline(time.monotonic() + seconds, seconds)
-    second = _Hunt(hunt.search, mutants, hunt.survivors, clock, hints, hunt.progress, outcome)
+    own = hunt.survivors.none()
+    second = _Hunt(hunt.search, mutants, own, clock, hints, hunt.progress, outcome)
     second.run(FurtherEdits(hunt.edits, hunt.queue.known, edit))
+    hunt.survivors.adopt(own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...judge.examination import Examination
 from .acceptance import Acceptance, Accepted, NotAccepted
@@ -147,8 +147,12 @@ class Survivors:
         if self.with_layouts and self.mutants.depends_on_layouts():
             self.accepted.append(self.with_layouts[0])
 
+    def none(self) -> Survivors:
+        """None yet, for a search of its own, whose time begins anew."""
+        return replace(self, accepted=[], with_layouts=[], rejected=[], found_at=None)
+
     def adopt(self, inner: Survivors) -> None:
-        """The survivors among the edits of a stranger."""
+        """The survivors of another search, or those among the patches that a program proposed."""
         self.accepted += inner.accepted
         self.found_at = self.found_at or inner.found_at
 
